@@ -22,7 +22,7 @@ bool is_hub_part(std::string_view part) {
 
 // A branch may have slashes, as refs/pr/1. It must not lead out of the cache.
 bool is_revision(std::string_view text) {
-  if (text.empty() || text.find("..") != text.npos) return false;
+  if (text.empty() || text.find("..") != std::string_view::npos) return false;
   return std::isalnum(static_cast<unsigned char>(text.front())) &&
          std::ranges::all_of(text, [](unsigned char c) {
            return std::isalnum(c) || c == '.' || c == '_' || c == '-' || c == '/';
@@ -37,7 +37,8 @@ bool is_there(const fs::path& path) {
 // Returns the repository's folder in a cache.
 fs::path repository_folder(const fs::path& cache, const HubName& name) {
   std::string folder = "models--" + name.repository;
-  if (const size_t slash = folder.find('/'); slash != folder.npos) folder.replace(slash, 1, "--");
+  if (const size_t slash = folder.find('/'); slash != std::string::npos)
+    folder.replace(slash, 1, "--");
   return cache / folder;
 }
 
@@ -87,7 +88,7 @@ std::string download_command(const HubName& name) {
 
 std::optional<HubName> parse_hub_name(std::string_view text) {
   HubName name;
-  if (const size_t at = text.find('@'); at != text.npos) {
+  if (const size_t at = text.find('@'); at != std::string_view::npos) {
     name.revision = text.substr(at + 1);
     if (!is_revision(name.revision)) return {};
     text = text.substr(0, at);
@@ -95,7 +96,7 @@ std::optional<HubName> parse_hub_name(std::string_view text) {
   if (text.ends_with(".json") || text.ends_with(".model")) return {};  // a file
   const size_t slash = text.find('/');
   if (!is_hub_part(text.substr(0, slash))) return {};
-  if (slash != text.npos && !is_hub_part(text.substr(slash + 1))) return {};
+  if (slash != std::string_view::npos && !is_hub_part(text.substr(slash + 1))) return {};
   name.repository = text;
   return name;
 }

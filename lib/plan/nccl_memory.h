@@ -5,8 +5,7 @@
 //   the buffer of long messages; init.cc of NCCL 2.28 has 512 KiB and 4.7 MiB for the two protocols
 //   of short ones. The receiving rank keeps them.
 // - A collective has a connection for each of its channels (a channel is a block of its kernel), in
-// a
-//   ring and in a tree. NCCL chooses up to 32 channels; with NVLink 4 it takes about 16. A bound
+//   a ring and in a tree. NCCL chooses up to 32 channels; with NVLink 4 it takes about 16. A bound
 //   of blocks also bounds channels. Messages have connections of their own, to each peer.
 // - Where a switch sums (NVLink SHARP, from Hopper on), each of the host's ranks in a group of more
 //   than two has two buffers of 8 steps for each of 16 channels (transport/nvls.cc; NVLS).

@@ -40,7 +40,7 @@ void remove_old_probes(const fs::path& folder) {
 // Opening the folder makes NFS ask the server for its changes.
 void look_into(const fs::path& folder) {
   if (DIR* open = ::opendir(folder.c_str())) {
-    ::readdir(open);
+    static_cast<void>(::readdir(open));
     ::closedir(open);
   }
 }

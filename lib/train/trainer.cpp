@@ -51,10 +51,12 @@ Trainer::Trainer(TrainerParts parts)
       results_(compute_) {}
 
 void Trainer::change_weights(const std::function<void()>& write) {
-  drop_begun();
-  // Those of a dropped step are of the old weights.
-  if (quantizer()) quantizer()->drop_maxima(compute_);
-  model::write_weights(*params_, *data_parallel_, quantizer(), write);
+  const bool dropped = drop_begun();
+  model::write_weights(*params_, *data_parallel_, quantizer(), [&] {
+    // Those of a dropped step are of the old weights.
+    if (dropped && quantizer()) quantizer()->drop_maxima(compute_);
+    write();
+  });
 }
 
 StepStats Trainer::step(bool run_ahead) {
@@ -138,10 +140,11 @@ void Trainer::look_at_result() {
   if (!result_seen_ && results_.ready()) result_seen_ = std::chrono::steady_clock::now();
 }
 
-void Trainer::drop_begun() {
+bool Trainer::drop_begun() {
   begin_failure_ = {};
-  if (!std::exchange(begun_, {}).number) return;
+  if (!std::exchange(begun_, {}).number) return false;
   finish_grads();
+  return true;
 }
 
 void Trainer::finish_grads() {
@@ -211,7 +214,6 @@ bool Trainer::check_finite(double loss, float norm, const std::vector<data::Batc
 
 void Trainer::set_progress(const checkpoint::TrainProgress& progress) {
   drop_begun();
-  if (quantizer()) quantizer()->drop_maxima(compute_);
   step_ = progress.steps_done;
   updates_ = progress.updates;
   if (scaler_.on() && !progress.loss_scale.empty()) scaler_.load(progress.loss_scale);

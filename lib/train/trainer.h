@@ -128,8 +128,9 @@ class Trainer {
   void begin_next(int64_t number);
   // Sets result_seen_ if the result of the current step is complete for the first time.
   void look_at_result();
-  // Completes the reductions of a step that was begun, and forgets it.
-  void drop_begun();
+  // Completes the reductions of a step that was begun, and forgets it. Returns whether there was
+  // one.
+  bool drop_begun();
   // Returns the number of unmasked tokens in the global batch of this step.
   int64_t count_label_tokens(int64_t step, const std::vector<data::Batch>& batches);
   // Returns this rank's micro-batches of a step's global batch.

@@ -26,7 +26,7 @@ struct Case {
 const std::vector<Case> kCases{
     {2, {"distributed.strategy=ddp"}},
     {4, {"distributed.strategy=fsdp2", "distributed.dp_replicate_size=2"}},
-    {4, {"distributed.strategy=ddp", "optimizer.name=muon", "distributed.tp_size=2"}},
+    {4, {"distributed.strategy=megatron_ddp", "optimizer.name=muon", "distributed.tp_size=2"}},
     {4,
      {"distributed.tp_size=4", "distributed.sequence_parallel=true",
       "distributed.strategy=megatron_ddp"}},

@@ -207,6 +207,7 @@ TEST_CASE("weights that change while a step has begun leave nothing of it in 8-b
     t.change_weights([&] {
       for (const model::Parameter* p : t.params().params()) {
         auto values = p->master.to_host<float>(t.compute());
+        values.resize(size_t(p->full_shape().count()));  // without the padding
         for (float& v : values) v *= 0.25f;
         t.params().set_master(t.compute(), *p, values);
       }
@@ -227,20 +228,13 @@ TEST_CASE("a rank that cannot begin the next step ends the others") {
     }
   };
   const Recipe r = tiny(with(kDdp, kBatch), 2);
-  std::vector<std::string> errors(2);
-  run_ranks(2, "thread", [&](TestRank& rank) {
+  const auto train = [&](TestRank& rank) {
     std::shared_ptr<const data::Dataset> data = std::make_shared<CountingData>();
     if (rank.rank() == 1) data = std::make_shared<Broken>();
-    try {
-      train::Trainer t = make_trainer(rank.device, r, data, rank.world);
-      for (int i = 0; i < 6; ++i) t.step(true);
-    } catch (const Error& e) {
-      errors[size_t(rank.rank())] = e.message();
-      rank.world.abort(e.what());
-    }
-  });
-  CHECK(errors[1] == "the disk has failed");
-  CHECK_THAT(errors[0], Catch::Contains("the disk has failed"));
+    train::Trainer t = make_trainer(rank.device, r, data, rank.world);
+    for (int i = 0; i < 6; ++i) t.step(true);
+  };
+  CHECK_THROWS_WITH(run_ranks(2, "thread", train), Catch::Contains("the disk has failed"));
 }
 
 namespace {

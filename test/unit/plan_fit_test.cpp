@@ -93,13 +93,17 @@ TEST_CASE("a change is printed as words for a shell, each setting once") {
 }
 
 TEST_CASE("the advice is the first change that fits, in the order of what it costs") {
-  const Overrides sharded{"train.device=cuda", "distributed.defer_fsdp_grad_sync=false",
-                          "distributed.reshard_after_forward=true", "train.micro_batch_size=4"};
+  // A model whose tensors need more than NCCL.
+  const Overrides large{"train.device=cuda", "model.num_layers=8", "model.hidden_size=4096",
+                        "model.ffn_hidden_size=16384", "model.num_attention_heads=32"};
   const auto with = [](Overrides set, const Overrides& more) {
     set.insert(set.end(), more.begin(), more.end());
     return set;
   };
-  const Overrides recomputed = with(sharded, {"recompute=full"}),
+  const Overrides sharded = with(large, {"distributed.defer_fsdp_grad_sync=false",
+                                         "distributed.reshard_after_forward=true",
+                                         "train.micro_batch_size=4"}),
+                  recomputed = with(sharded, {"recompute=full"}),
                   one_per_node = with(recomputed, {"hardware.gpus_per_node=1"}),
                   odd_length = with(one_per_node, {"dataset.seq_length=1022"}),
                   one_layer = with(odd_length, {"model.num_layers=1"});
@@ -120,8 +124,8 @@ TEST_CASE("the advice is the first change that fits, in the order of what it cos
       {.settings = {"train.micro_batch_size=2"}},
       {.settings = {"train.micro_batch_size=1"}}};
   std::set<std::string> kinds;
-  for (const Overrides& base : {Overrides{"train.device=cuda", "distributed.strategy=megatron_ddp"},
-                                sharded, recomputed, one_per_node, odd_length, one_layer}) {
+  for (const Overrides& base : {with(large, {"distributed.strategy=megatron_ddp"}), sharded,
+                                recomputed, one_per_node, odd_length, one_layer}) {
     for (const Change& limit : in_order) {
       const auto smaller = plan_trial(small(8, base), limit, 512);
       // The advice keeps tp within a node.

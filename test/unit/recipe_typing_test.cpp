@@ -196,7 +196,7 @@ TEST_CASE("a text instead of a section gets the completed setting as a hint") {
   expect_mistakes({
       {"dataset: data/corpus\n", "1:1", gist, "write dataset: {train: data/corpus}"},
       {"dataset: {train: x}\nmodel: meta-llama/Llama-3.2-1B\n", "2:1", gist,
-       "then write model: {from: FOLDER}"},
+       "write model: {from: meta-llama/Llama-3.2-1B}"},
       {"dataset: {train: x}\nmodel: llama3_8b\n", "2:1", gist, "mtrain llama3_8b"},
       {"dataset: {train: x}\nfp8: hybrid\n", "2:1", gist, "write mixed_precision: {fp8: hybrid}"},
   });

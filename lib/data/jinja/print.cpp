@@ -188,9 +188,7 @@ class JsonWriter {
         out += "\\f";
       else if (c == "\b")
         out += "\\b";
-      else if (code < 0x20)
-        out += fmt::format("\\u{:04x}", code);
-      else if (code < 0x80 || !style_.ascii)
+      else if (code >= 0x20 && (code < 0x80 || !style_.ascii))
         out += c;
       else if (code < 0x10000)
         out += fmt::format("\\u{:04x}", code);
