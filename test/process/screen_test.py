@@ -318,7 +318,9 @@ def test_ctrl_c_to_a_launcher_once_and_twice():
             time.sleep(1.1)
             terminal.press(b"\x03")
         terminal.ends(code)
-        compare(name, normal(tail(terminal.screen.lines, "Ctrl-C")))
+        # A fast or a slow machine may have timed a step, and then has a line about communication.
+        lines = [line for line in tail(terminal.screen.lines, "Ctrl-C") if not line.startswith("communication:")]
+        compare(name, normal(lines))
 
 
 class Training:
