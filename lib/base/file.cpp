@@ -105,10 +105,7 @@ void write_file_atomic(const fs::path& path, std::string_view content) {
   file.commit();
 }
 
-std::string read_file(const fs::path& path) {
-  constexpr int64_t kLargestText = int64_t{1} << 27;
-  return read_regular_file(path, kLargestText);
-}
+std::string read_file(const fs::path& path) { return read_regular_file(path, kLargestText); }
 
 void sync_directory(const fs::path& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);

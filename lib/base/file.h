@@ -37,6 +37,8 @@ const std::string& host_name();
 bool process_lives(int64_t pid);  // whether a process with this pid exists on this host
 
 void write_file_atomic(const std::filesystem::path& path, std::string_view content);
+// The largest file that read_file() reads.
+constexpr int64_t kLargestText = int64_t{1} << 27;
 // Throws UserError when the file cannot be read.
 std::string read_file(const std::filesystem::path& path);
 // Makes renames inside the folder durable.

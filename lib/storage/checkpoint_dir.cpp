@@ -273,7 +273,11 @@ fs::path CheckpointWriter::commit() {
   step("sync root");
   sync_directory(root_);
   step("latest");
-  set_latest(root_, step_);
+  try {
+    set_latest(root_, step_);
+  } catch (const Error& e) {  // the new checkpoint is in place, and found without it
+    log::warn(fmt::format("`latest` is not changed: {}", e.message()));
+  }
   if (keep_.best > 0) {
     step("best");
     try {
@@ -318,6 +322,8 @@ void CheckpointWriter::delete_old() const {
     std::set<int64_t> kept;
     try {
       all = list_complete(root_);
+      if (std::ranges::count(all, step_, &CheckpointRef::step) == 0)
+        throw RunError(fmt::format("{} cannot be read back", final_.string()));
       kept = steps_to_keep(retained_from(root_, all, step_), keep_);
     } catch (const Error& e) {  // the new checkpoint is in place
       all.clear();

@@ -162,6 +162,10 @@ json describe_files(const fs::path& folder, int64_t step,
 void write_with_checksum(const fs::path& path, json manifest) {
   manifest[kChecksum] = kNoDigits;
   std::string text = manifest.dump(2) + "\n";
+  if (int64_t(text.size()) > kLargestText)
+    throw RunError(fmt::format("{} would have {} bytes, and at most {} can be read again",
+                               path.string(), text.size(), kLargestText),
+                   "divide the parameters among fewer ranks (distributed.dp_replicate_size)");
   const std::string key = checksum_key();
   text.replace(text.find(key) + key.size(), kNoDigits.size(), content_hash(text));
   write_file_atomic(path, text);

@@ -10,6 +10,7 @@
 namespace mtrain::storage {
 
 inline constexpr int64_t kSafetensorsLengthBytes = 8;  // the length of the header, before it
+inline constexpr int64_t kLargestSafetensorsHeader = 100'000'000;  // the format's own limit
 
 struct SafetensorsHeader {
   std::vector<StoredTensor> tensors;  // in the order of their data

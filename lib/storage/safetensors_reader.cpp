@@ -14,8 +14,7 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "the format is little endian");
 
-constexpr int64_t kLargestHeader = 100'000'000;  // the format's own limit
-constexpr int64_t kReadAtOnce = 128 << 10;       // read at a time for a conversion; fits in caches
+constexpr int64_t kReadAtOnce = 128 << 10;  // read at a time for a conversion; fits in caches
 
 std::string tensor_named(std::string_view name) { return fmt::format("tensor `{}`", name); }
 
@@ -27,9 +26,9 @@ SafetensorsHeader header_of(const CheckedFile& file) {
                            kSafetensorsLengthBytes));
   uint64_t length = 0;
   file.read(0, sizeof(length), &length, "the header");
-  if (length > uint64_t(kLargestHeader))
-    throw fail(
-        fmt::format("its header claims {} bytes; the format allows {}", length, kLargestHeader));
+  if (length > uint64_t(kLargestSafetensorsHeader))
+    throw fail(fmt::format("its header claims {} bytes; the format allows {}", length,
+                           kLargestSafetensorsHeader));
   if (length > uint64_t(rest))
     throw fail(fmt::format("its header claims {} bytes, but only {} follow", length, rest));
   std::string text(length, '\0');

@@ -22,7 +22,7 @@ std::vector<StoredTensor> unchecked_tensors(const RandomAccessFile& file) {
     uint64_t length = 0;
     file.read(0, sizeof length, &length, "the header");
     const int64_t rest = file.size() - kSafetensorsLengthBytes;
-    if (rest < 0 || length > uint64_t(rest)) return {};
+    if (rest < 0 || length > uint64_t(std::min(rest, kLargestSafetensorsHeader))) return {};
     std::string text(length, '\0');
     file.read(kSafetensorsLengthBytes, text.size(), text.data(), "the header");
     return parse_safetensors_header(file.path(), text, rest - int64_t(length)).tensors;
