@@ -163,7 +163,6 @@ class Groups {
     const bool within = !l_.undivided_experts();
     along("expert_copies", moe, mesh::expert_copy_axes(), within ? all : kAlone);
     if (l_.dp_replicate > 1) along("ep_shard", moe, {Axis::ep_shard}, within ? all : kAlone);
-    if (!within) along("expert_holders", moe, {Axis::ep_shard, Axis::ep});
     // Windows belong to one communicator; those groups do not share.
     const GroupTraffic traffic = gather_traffic(plan_);
     if (sharded)
