@@ -20,7 +20,7 @@ struct Turn {
 
 struct Interrupted {};
 
-// Where the tokenizer of the model is: the argument of load_chat_template().
+// Returns the path of the model's tokenizer, the argument of load_chat_template().
 std::string tokenizer_of(const StoredModel& stored) {
   const auto& path = stored.saved.tokenizer.path;
   return path ? *path : "byte";

@@ -63,7 +63,7 @@ class Verification {
     }
     // The step, and what state.json holds.
     if (result_.faults.empty()) attempt([&] { complete_checkpoint(folder_); });
-    // Where the tensors are.
+    // The index says where the tensors are.
     if (result_.faults.empty() && manifest_path(folder_).filename() == kIndexJson)
       attempt([&] { read_index(folder_, manifest); });
     return std::move(result_);

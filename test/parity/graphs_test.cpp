@@ -325,7 +325,7 @@ TEST_CASE("graphs give the bits of single launches for ranks that communicate in
       {"gathered keys", 2, cp(2, "all_gather")},
       {"heads that change ranks", 2, with(kHeads, cp(2, "a2a"))},
       {"experts under cp", 2, with(kShared, cp(2, "p2p"))},
-      // Of a sample, only one of the two ranks has padding: a rank may launch what the other
+      // Only one of the two ranks has a sample's padding: a rank may launch what the other
       // replays.
       {"padding under cp", 2, with(kShared, cp(2, "p2p")), -1, {}, std::make_shared<PaddedData>()},
       {"tp and cp", 4, with(cp(2, "p2p"), kOverlap)}};

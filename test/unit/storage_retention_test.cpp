@@ -92,7 +92,7 @@ TEST_CASE("what stays of 60 steps, under each rule and their combinations") {
            {"a multiple beyond the run", {.newest = 1, .every = 61}, {}, {}, {60}},
            {"every step is a multiple of 1", {.newest = 1, .every = 1}, {}, {}, all_60()},
            {"the best", {.newest = 1, .best = 1}, {}, {}, {50, 60}},
-           // Of two equal losses the earlier one ranks higher: 30 stays, and 32 goes when 50 comes.
+           // The earlier of two equal losses ranks higher: 30 stays, and 32 goes when 50 comes.
            {"the best three", {.newest = 1, .best = 3}, {}, {}, {30, 31, 50, 60}},
            {"all three rules",
             {.newest = 2, .best = 2, .every = 20},

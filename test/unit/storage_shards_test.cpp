@@ -129,7 +129,7 @@ TEST_CASE("any run of elements is read from the pieces that have them, and from 
   check_values(*open_checkpoint_tensors(folder, TensorSet::optimizer), 3, 100);
   CHECK_THROWS_WITH(from->shape("xx"), Contains("index.json") && Contains("did it mean `x`"));
 
-  // Of large files only the blocks that meet the elements are read.
+  // A reader of large files reads only the blocks that meet the elements.
   const fs::path large = save_columns(root.path, 8, 1'600'000,
                                       {TensorSet::weights});  // 9.6 MB in each of the first files
   const auto reader = open_checkpoint_tensors(large, TensorSet::weights);

@@ -31,7 +31,7 @@ struct NcclGroup {
   std::vector<int> ranks;  // of the world
   int rank = 0;            // in the group
   std::chrono::nanoseconds timeout{};
-  // Of a communicator that shares resources; null: it shares none.
+  // The communicators that share resources with this one; null: it shares none.
   std::shared_ptr<NcclFamily> family{};
   // The communicator whose resources it uses, which must outlive it; null: it uses its own.
   std::shared_ptr<Communicator> owner{};

@@ -120,7 +120,7 @@ class Value {
   double real() const;      // of a number
   const std::string& text() const { return *std::get<Text>(data_).bytes; }
   const std::string& why_undefined() const { return *std::get<Undefined>(data_).why; }
-  // Of a list, a tuple, a range or a view; null for other kinds.
+  // Returns the items of a list, a tuple, a range or a view; null for other kinds.
   const Items* items() const;
   std::shared_ptr<const Items> shared_items() const;
   const Dict& dict() const { return *std::get<std::shared_ptr<const Dict>>(data_); }

@@ -251,7 +251,7 @@ DevicePlan device_plan_without_overlap(const Recipe& r) {
           .compute_slowdown = r.debug.compute_slowdown,
           .deterministic = r.debug.deterministic,
           .own_attention = r.debug.own_attention,
-          // Which engine is faster is measured, and measurements differ from run to run.
+          // The faster engine is found by measuring, and measurements differ from run to run.
           .own_grouped_gemm = r.debug.own_grouped_gemm || r.debug.deterministic,
           .nvtx = r.debug.nvtx};
 }
