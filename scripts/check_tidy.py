@@ -82,7 +82,10 @@ class Record:
 def compile_commands(root):
     """Each source with one of its commands, of a build folder that compiles no sources in groups."""
     database = root / "build/tidy/compile_commands.json"
-    if not database.exists():
+    # A folder that was configured before a source was added does not list it, and its findings would be seen elsewhere.
+    lists = [root / "CMakePresets.json", *(p for f in (*FOLDERS, "kernels", "cmake") for p in (root / f).rglob("*")
+                                           if p.name == "CMakeLists.txt" or p.suffix == ".cmake"), root / "CMakeLists.txt"]
+    if not database.exists() or any(p.exists() and p.stat().st_mtime > database.stat().st_mtime for p in lists):
         subprocess.run(["cmake", "--preset", "release", "-B", "build/tidy", "-DMTRAIN_UNITY=OFF"], cwd=root, check=True,
                        stdout=subprocess.DEVNULL)
     entries = {}

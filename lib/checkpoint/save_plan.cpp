@@ -65,7 +65,7 @@ std::vector<OwnedRun> owned_runs(const ParamSpec& p, int64_t begin, int64_t coun
 struct Sharers {
   bool experts, in_fp32, shared_table;
   int64_t ranks, member;
-  auto operator<=>(const Sharers&) const = default;
+  auto operator<=>(const Sharers&) const = default;  // NOLINT(modernize-use-nullptr): false alarm
 };
 
 struct Shareable {
