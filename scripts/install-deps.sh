@@ -13,6 +13,7 @@
 #               own kernels. --gpu does this, too.
 #     --fuzz    also installs what the fuzz targets need (clang with its runtime)
 #     --package also installs what cpack needs to make a Debian package (file, dpkg-shlibdeps)
+# The exit code is 3 if PyPI cannot be reached, and 1 after other failures.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 need_frontend=0 need_cutlass=0 need_tests=0 need_check=0 need_corpus=0 need_gpu=0 need_package=0 need_fuzz=0
@@ -41,7 +42,7 @@ fetch_headers() {
   say "fetching the headers of $wheel"
   if ! python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --dest "$work" "$@"; then
     rm -rf "$work"
-    die "PyPI cannot be reached, or python3 lacks pip; builds without these headers compute $without by mtrain's own kernels"
+    (die "PyPI cannot be reached, or python3 lacks pip; builds without these headers compute $without by mtrain's own kernels") || exit 3
   fi
   if ! (cd "$work" && sha256sum --check --status <<<"$sha256  $wheel"); then
     rm -rf "$work"

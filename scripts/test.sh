@@ -13,8 +13,9 @@
 #     --sanitizers      then repeats the tests under AddressSanitizer with UndefinedBehaviorSanitizer, and under
 #                       ThreadSanitizer: two more builds, whose programs run several times slower (takes hours)
 #     --quick           builds and runs the unit tests alone, without packages, checks, trainings and processes
-#     --ci              what CI runs after the tests: arithmetic under the narrower instruction sets, the CUDA kernels on
-#                       an emulation of CUDA, and a part of --sanitizers: parsers, files and the launcher under
+#     --ci              what CI runs after the tests: arithmetic under the narrower instruction sets; where nvcc is
+#                       installed, the build that GPUs run, with cuDNN's frontend and CUTLASS; the CUDA kernels on an
+#                       emulation of CUDA; and a part of --sanitizers: parsers, files and the launcher under
 #                       AddressSanitizer with UndefinedBehaviorSanitizer; communication, devices and two steps of each
 #                       parallelism under ThreadSanitizer
 #     --times           runs nothing: prints what the last run cost, by phase, suite, test and target of the build
@@ -163,6 +164,53 @@ sanitize() {
   [[ $preset != asan ]] || run_launcher
 }
 
+# Fetches headers of engines for GPUs. Without a network they are left out, and the closing lines say so.
+fetch_engines() {
+  local option log=build/release/fetch.log status
+  for option in --cudnn-frontend --cutlass; do
+    # A source of CUTLASS takes up to 3.9 GB, and another compiler runs beside it.
+    if [[ $option == --cutlass ]] && (($(awk '/^MemAvailable/ {print int($2 / 1048576)}' /proc/meminfo) < 6)); then
+      closing_lines+=("engines  $option left out: less than 6 GiB of memory are free")
+      continue
+    fi
+    status=0
+    timeout 120 scripts/install-deps.sh "$option" 2>&1 | tee "$log" || status=$?
+    case $status in
+      0) ;;
+      3 | 124) closing_lines+=("engines  $option could not be fetched: $(tail -n 1 "$log")") ;;
+      *) return 1 ;;
+    esac
+  done
+}
+# Builds the release folder as users of a GPU do, with cuDNN's frontend and CUTLASS, and runs the tests of attention's
+# plans and graphs, which need no GPU. The five sources take 2 minutes, and up to 6 on the slowest machines.
+test_engines() {
+  local -a configure_options=(-DMTRAIN_TESTS=ON -DMTRAIN_CUDA=AUTO -DMTRAIN_CPU_KERNELS=ALL)
+  local -a targets=(mtrain test_cuda test_cuda_training)
+  local log=build/release/engines.log status=0 has
+  if ! grep -q '^CMAKE_CUDA_COMPILER:.*=/' build/release/CMakeCache.txt; then
+    closing_lines+=("engines  left out, since there is no nvcc")
+    return 0
+  fi
+  fetch_engines || return 1
+  cmake --preset release "${configure_options[@]}" 2>&1 | tee "$log" || return 1
+  has=$(grep -oE 'CUTLASS [A-Z]+, cuDNN.s frontend [A-Z]+' "$log")
+  if ninja -C build/release -t query test_cudnn >/dev/null 2>&1; then targets+=(test_cudnn test_cudnn_graphs); fi
+  build_in_time release "${targets[@]}" || status=$?
+  if ((status == 124)); then
+    closing_lines+=("engines  left out, since their build would not have ended in time")
+    return 0
+  fi
+  ((status == 0)) || return "$status"
+  if [[ ${targets[*]} != *test_cudnn* ]]; then
+    closing_lines+=("engines  built with $has; no test of them runs without cuDNN's frontend")
+    return 0
+  fi
+  ctest --preset release --parallel "$(test_jobs)" --no-tests=error --tests-regex '^cudnn' 2>&1 | tee "$log" || status=1
+  closing_lines+=("engines  built with $has: $(grep 'tests passed' "$log" | tail -n 1)")
+  return "$status"
+}
+
 print_result() {
   [[ ! -d build/release ]] || print_phases >build/release/phases.txt
   print_phases
@@ -186,6 +234,7 @@ case $alone in
     phase "packages" scripts/install-deps.sh --tests
     phase "build: release" build release tests bench fuzz_targets
     for set in $(narrower_sets); do phase_in_time 200 "tests: release, as on $set" run_as_on "$set"; done
+    phase_in_time 600 "engines of GPUs" test_engines
     phase_in_time 700 "tests: emulated CUDA" run_emulator release
     phase "tsan" sanitize tsan test_unit_comm test_unit_device
     phase "asan" sanitize asan test_unit_storage test_unit_launch test_unit_data test_unit_recipe mtrain-launch
