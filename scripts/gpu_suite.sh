@@ -57,13 +57,16 @@ parts=(
   '1  28  60 20 train 7B'
   '1  14  30 10 train 1.5B in fp8'
   '1  14  30 10 train 1.5B at micro-batch 16'
+  '1  10  30  6 speed of experts'
+  '1  20  40 12 train 2.6B with experts'
+  '1  16  30 12 train 2.6B with experts, no graphs'
   '1  65 110 40 PyTorch 1.5B'
   '1  65 110 40 PyTorch 7B'
-  '1  50 100 35 PyTorch 124M'
   '1  45  60 20 a training under memcheck'
   '1  28  45 12 reductions under racecheck'
-  '2 230 400 60 layouts' # as many cases as fit
+  '2 178 400 60 layouts' # as many cases as fit
   '2  25  60 10 speed in fp32'
+  '2  50 100 35 PyTorch 124M'
   '2  90 120 30 kernels under memcheck'
   '2  60  90 30 attention under racecheck'
   '2  34 100 20 overlap of dp'
@@ -352,9 +355,11 @@ if [[ $device == cuda ]]; then
   train "train 7B" train_gpu_7b gpu_7b train
   train "train 1.5B in fp8" train_gpu_1b_fp8 gpu_1b train mixed_precision.fp8=hybrid
   train "train 1.5B at micro-batch 16" train_gpu_1b_micro16 gpu_1b train train.micro_batch_size=16
+  simple "speed of experts" "$build/scripts/bench/bench_cuda" 20 experts
+  train "train 2.6B with experts" train_gpu_moe gpu_moe train
+  train "train 2.6B with experts, no graphs" train_gpu_moe_single gpu_moe train --like "$logs/train_gpu_moe.json" train.enable_cuda_graph=false
   beside_torch "PyTorch 1.5B" gpu_1b
   beside_torch "PyTorch 7B" gpu_7b
-  beside_torch "PyTorch 124M" gpu_124m
   simple "a training under memcheck" scripts/bench/gpu_memcheck.sh "${settings[@]}"
   sanitized "reductions under racecheck" racecheck 'norms*,cross*,sums*,column*,the first*,embeddings: the backward*'
   each=(--each 45) # a test that hangs leaves time to the others
@@ -363,6 +368,7 @@ allow "layouts"
 part "layouts" scripts/bench/layouts.py --device "$device" --build "$build" --output "$logs/layouts" --seconds $((limit - 10)) "${each[@]}"
 if [[ $device == cuda ]]; then
   simple "speed in fp32" "$build/scripts/bench/bench_cuda" 20 fp32
+  beside_torch "PyTorch 124M" gpu_124m
   # GEMMs run cuBLASLt's own kernels, and the many shapes of attention would take all of the time.
   sanitized "kernels under memcheck" memcheck '~matmul*' '~products*' '~attention:*'
   sanitized "attention under racecheck" racecheck 'attention: results*'

@@ -5,7 +5,8 @@
   scripts/bench/gpu_ladder.py --found FILE.json      what the first rung that passed leaves out, one setting per line
 
 The rungs are the training as it is, mtrain's own attention instead of cuDNN's, single launches instead of CUDA graphs,
-launches that the host waits for, and all of these together. Each trains --steps steps in a run folder of its own. If
+launches that the host waits for, and all of these together. A model with experts has one more: mtrain's own GEMMs of
+experts instead of CUTLASS's. Each trains --steps steps in a run folder of its own. If
 the training passes with one rung alone, and not as it is, it fails in the part that this rung leaves out. With launches
 that the host waits for, the error names the launch. Writes FILE.json after every rung. The exit code is 0 if a rung
 passed, 1 if all failed, and 3 if none passed and one took too long.
@@ -20,6 +21,7 @@ import time
 from compare_gpu import Failed, OutOfMemory, OutOfTime, execute
 
 OWN_ATTENTION, NO_GRAPHS = "debug.own_attention=true", "train.enable_cuda_graph=false"
+OWN_EXPERTS = "debug.own_grouped_gemm=true"
 BLOCKING = "CUDA_LAUNCH_BLOCKING=1"
 # Name, settings and environment.
 RUNGS = [
@@ -29,6 +31,16 @@ RUNGS = [
     ("blocking launches", [], [BLOCKING]),
     ("all of them", [OWN_ATTENTION, NO_GRAPHS], [BLOCKING]),
 ]
+
+
+def rungs_for(experts):
+    """A model with experts has another suspect: CUTLASS."""
+    if not experts:
+        return RUNGS
+    last, settings, environment = RUNGS[-1]
+    return [*RUNGS[:-1], ("own GEMMs of experts", [OWN_EXPERTS], []), (last, [*settings, OWN_EXPERTS], environment)]
+
+
 SECONDS_LEAST = 5
 TIMED_OUT = 3  # exit code
 

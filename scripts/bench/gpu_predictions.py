@@ -65,6 +65,16 @@ def fp8_gain(found):
     return narrow["tokens_per_s"] / wide["tokens_per_s"] if wide and narrow else None
 
 
+def slowest_by_cutlass(words):
+    """bench_cuda's GEMMs of experts whose names have the words."""
+    return lambda found: worst(rates(found, rf"^(gate_up|down){words}, .*, CUTLASS$"))
+
+
+def graphs_gain(found):
+    graphs, single = train(found, "moe"), train(found, "moe_single")
+    return graphs["tokens_per_s"] / single["tokens_per_s"] if graphs and single else None
+
+
 def compared(field, model):
     def measured(found):
         rows = [row for row in found.get("compare", []) if row["model"] == model and "failed" not in row]
@@ -89,6 +99,12 @@ PREDICTIONS = [
     Prediction("1.5B at micro-batch 16, causal MFU", "%", LEAST, 55, 0, of_training("1b_micro16", "mfu", 100)),
     Prediction("7B, causal MFU", "%", LEAST, 59, 0, of_training("7b", "mfu", 100)),
     Prediction("1.5B in fp8 beside bf16", "x", LEAST, 1.12, 0, fp8_gain),
+    # Estimates of CUTLASS's kernels, without a measurement of others' at these shapes.
+    Prediction("GEMMs of experts by CUTLASS, the slowest in bf16", "TFLOP/s", LEAST, 500, 0, slowest_by_cutlass("")),
+    Prediction("GEMMs of experts by CUTLASS, the slowest in 8 bits", "TFLOP/s", LEAST, 600, 0, slowest_by_cutlass(" 8 bits")),
+    Prediction("2.6B with experts", "tokens/s", SPAN, 205e3, 225e3, of_training("moe", "tokens_per_s")),
+    Prediction("2.6B with experts, causal MFU", "%", LEAST, 45, 0, of_training("moe", "mfu", 100)),
+    Prediction("2.6B with experts, graphs beside single launches", "x", LEAST, 1.0, 0, graphs_gain),
     *(Prediction(f"{title} beside torch.compile", "x", LEAST, 1.15, 0, compared("ratio", model))
       for title, model in (("1.5B", "gpu_1b"), ("7B", "gpu_7b"), ("124M", "gpu_124m"))),
     *(Prediction(f"{title}, GPU memory beside PyTorch's", "x", MOST, 0, 1.0, compared("memory_ratio", model))

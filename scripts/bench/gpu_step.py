@@ -101,6 +101,7 @@ CASES = [
     Case("1.5B", "bench/gpu_1b"),
     Case("1.5B, micro-batch 16", "bench/gpu_1b", ("train.micro_batch_size=16",)),
     Case("7B", "bench/gpu_7b", again=True),
+    Case("2.6B with experts", "bench/gpu_moe"),
     Case("Llama 8B, 32,768 tokens, cp 4, fsdp2 over 8 GPUs", "llama3_1_8b",
          ("dataset.seq_length=32768", "distributed.cp_size=4", "train.global_batch_size=16"), 8),
     Case("Gemma 2 2B, 8,192 tokens, fsdp2 over 16 GPUs", "gemma2_2b", ("dataset.seq_length=8192", "train.global_batch_size=64"), 16),

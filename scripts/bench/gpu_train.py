@@ -2,11 +2,12 @@
 """Trains a model of recipes/bench by mtrain alone on one GPU, checks its losses, and measures its speed.
 
   scripts/bench/gpu_train.py MODEL [--what train|profile|ladder] [--name NAME] [--build build/release] [--output FILE]
-    [--seconds 60] [path=value ...]
+    [--seconds 60] [--like FILE] [path=value ...]
 
 --what train checks that every loss is finite, that the losses fall, and that the first one is that of untrained weights
 within 0.5: ln V, and hidden_size * init_method_std^2 / 2 for the spread of the first logits. Tokens/s, MFU and memory
-are measured as in compare_gpu.py, whose --alone reads this row. --what profile times every operation. --what ladder
+are measured as in compare_gpu.py, whose --alone reads this row. --like names the FILE.json of another training of the
+same model, whose losses must differ by 0.05 at most: the two may choose other algorithms of GEMMs. --what profile times every operation. --what ladder
 runs gpu_ladder.py's rungs on a training that has failed. Writes FILE.json and a log beside it in every case. The exit
 code is 1 if the training or a check failed, 3 if it took too long, and 4 if a micro-batch of 1 has no memory.
 """
@@ -21,7 +22,7 @@ import tempfile
 import gpu_ladder
 from compare_gpu import ROOT, Comparison, Failed, OutOfMemory, OutOfTime, execute, gpu_name, measured, parse_with_settings, write_data
 
-FIRST_LOSS_WITHIN = 0.5
+FIRST_LOSS_WITHIN, LIKE_WITHIN = 0.5, 0.05
 TIMED_OUT, NO_MEMORY = 3, 4  # exit codes
 
 
@@ -36,6 +37,15 @@ def checks_of(shape, losses):
         [f"the first loss {first:.3f} is within {FIRST_LOSS_WITHIN} of {expected:.3f}", abs(first - expected) < FIRST_LOSS_WITHIN],
         [f"the losses fall, to {last:.3f}", last < first],
     ]
+
+
+def likeness(losses, other, file):
+    """-> [what, whether it holds]; `other` is the row of another training."""
+    theirs = other.get("mtrain", {}).get("losses", [])
+    if other.get("result") != "passed" or len(theirs) != len(losses):
+        return [f"there are losses of {file} to compare with", False]
+    apart = [abs(a - b) for a, b in zip(losses, theirs)]  # with NaN, which max() may pass over
+    return [f"losses differ from those of {file} by {max(apart):.2g}, at most {LIKE_WITHIN}", all(x <= LIKE_WITHIN for x in apart)]
 
 
 class Alone:
@@ -58,7 +68,10 @@ class Alone:
                 self.shape["micro_batch"] = micro // 2
 
     def check(self):
-        self.row["checks"] = checks_of(self.shape, self.row["mtrain"]["losses"])
+        losses = self.row["mtrain"]["losses"]
+        self.row["checks"] = checks_of(self.shape, losses)
+        if like := self.args.like:
+            self.row["checks"].append(likeness(losses, json.loads(like.read_text()) if like.exists() else {}, like.name))
         self.require(self.row["checks"])
 
     def require(self, checks):
@@ -88,7 +101,8 @@ class Alone:
             self.row.update(rungs=rows, verdict=gpu_ladder.verdict(rows))
             write(self.args, self.row)
 
-        rows = gpu_ladder.climb(run, self.comparison.left(), max(10.0, self.comparison.left() / 3), wrote)
+        rows = gpu_ladder.climb(run, self.comparison.left(), max(10.0, self.comparison.left() / 3), wrote,
+                                gpu_ladder.rungs_for(bool(self.shape["experts"])))
         code = gpu_ladder.exit_code(rows)
         self.row.update(result={0: "passed", 1: "failed", TIMED_OUT: "timed out"}[code], why="")
         return code
@@ -149,6 +163,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--warmup", type=int, default=4)
+    parser.add_argument("--like", type=pathlib.Path, help="the .json of another training of the model, with the same losses")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     args = parse_with_settings(parser)
     args.gpu = gpu_name()

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Tests scripts/bench/gpu_report.py and what it reads, with made-up results: of a full suite, of one that was ended early, of one in which parts failed and took too long, and of files that are half written."""
 import json
+import math
 import pathlib
 import subprocess
 import sys
@@ -206,6 +207,21 @@ class Ladder(unittest.TestCase):
 class Checks(unittest.TestCase):
     def good(self, losses, **shape):
         return [good for _, good in gpu_train.checks_of(dict(SHAPE, **shape), losses)]
+
+    def test_losses_of_two_trainings_differ_little(self):
+        other = dict(result="passed", mtrain=dict(losses=[6.2, 6.1]))
+        self.assertTrue(gpu_train.likeness([6.21, 6.08], other, "x")[1])
+        self.assertFalse(gpu_train.likeness([6.2, 6.0], other, "x")[1])
+        self.assertFalse(gpu_train.likeness([6.2, math.nan], other, "x")[1])
+        self.assertFalse(gpu_train.likeness([6.2], other, "x")[1])  # a training that ended early
+        self.assertFalse(gpu_train.likeness([6.2, 6.1], dict(other, result="failed"), "x")[1])
+        self.assertFalse(gpu_train.likeness([6.2, 6.1], {}, "x")[1])
+
+    def test_the_ladder_of_experts_has_their_own_rung(self):
+        self.assertEqual(gpu_ladder.rungs_for(False), gpu_ladder.RUNGS)
+        added = [rung for rung in gpu_ladder.rungs_for(True) if rung not in gpu_ladder.RUNGS]
+        self.assertEqual([name for name, *_ in added], ["own GEMMs of experts", "all of them"])
+        self.assertTrue(all(gpu_ladder.OWN_EXPERTS in settings for _, settings, _ in added))
 
     def test_losses(self):
         self.assertEqual(self.good([6.25, 6.2, 6.1]), [True, True, True])

@@ -17,14 +17,14 @@ mv "$work/bin/nvidia-smi" "$work/bin/hidden"
 suite 0 --dry-run
 mv "$work/bin/hidden" "$work/bin/nvidia-smi"
 [[ ! -e $work/result ]] || fail "a dry run left files"
-says "$work/out" "15 parts of 528 s in all; 558 s with 2 s at the end of each, of the 558 s there are"
-awk '$1 ~ /^[0-9]+$/ && $2 ~ /^[0-9]+$/ { if ($1 != at) exit 1; at += $2 + 2; if ($2 < $3) exit 1; ++n } END { exit n != 15 }' "$work/out" ||
+says "$work/out" "17 parts of 524 s in all; 558 s with 2 s at the end of each, of the 558 s there are"
+awk '$1 ~ /^[0-9]+$/ && $2 ~ /^[0-9]+$/ { if ($1 != at) exit 1; at += $2 + 2; if ($2 < $3) exit 1; ++n } END { exit n != 17 }' "$work/out" ||
   fail "the parts of a dry run do not follow each other"
 [[ $(sed -n 's/.*[0-9]  \([a-zA-Z ]*[a-zA-Z]\)[^:]*: .*/\1/p' "$work/out" | head -n 3 | tr '\n' ,) == "smoke,kernels against the CPU,training against the CPU," ]] ||
   fail "the order of a dry run"
 # With less time, each part still leaves those after it their least, and parts that do not fit are named.
 suite 0 --dry-run --minutes 7
-says "$work/out" "15 parts of 390 s in all; 420 s with"
+says "$work/out" "17 parts of 386 s in all; 420 s with"
 suite 0 --dry-run --minutes 4
 says "$work/out" "== a training under memcheck: not run: the time is spent: of 20 s that it needs"
 suite 0 --dry-run --part 2
@@ -143,7 +143,7 @@ says "$work/out" "no rung passed"
 mtrain_stub ''
 
 # 7B needs more memory than an H100 has: neither program trains it there.
-GPU_MIB=81559 suite 0 --only "7B,PyTorch 124M" "${tiny[@]}"
+GPU_MIB=81559 suite 0 --only "7B,1.5B in fp8" "${tiny[@]}"
 says "$work/result/summary.md" "| train 7B | not run |  |  | the GPU has 81559 of 122880 MiB |"
 says "$work/result/summary.md" "| PyTorch 7B | not run |  |  | the GPU has 81559 of 122880 MiB |"
 says "$work/result/summary.md" "**3 parts: 1 passed, 0 failed, 0 timed out, 2 not run**"
@@ -157,10 +157,17 @@ lacks "$work/out" "ladder of train 7B"
 says "$work/result/summary.md" "| ladder of train 1.5B in fp8 | passed |"
 mtrain_stub ''
 
+# Of a model with experts, CUTLASS is a suspect too; without the training by graphs, the other has nothing to compare with.
+mtrain_stub '[[ $* == *debug.own_grouped_gemm=true* || $* == *--print-recipe* ]] || { echo "CUTLASS failed" >&2; exit 1; }'
+suite 1 --only "with experts" "${tiny[@]}"
+says "$work/result/summary.md" "**it passes with own GEMMs of experts: debug.own_grouped_gemm=true**"
+says "$work/result/summary.md" "not so: there are losses of train_gpu_moe.json to compare with"
+mtrain_stub ''
+
 # PyTorch does not get the variable that a ladder may have found.
 torch_stub "[[ -z \${CUDA_LAUNCH_BLOCKING:-} ]] || exit 1; $torch_result"
 export CUDA_LAUNCH_BLOCKING=1
-suite 0 --only "PyTorch 124M" "${tiny[@]}"
+suite 0 --part 2 --only "PyTorch 124M" "${tiny[@]}"
 unset CUDA_LAUNCH_BLOCKING
 says "$work/result/summary.md" "| PyTorch 124M | passed |"
 torch_stub "$torch_result"
