@@ -5,6 +5,7 @@
 #include <fmt/core.h>
 
 #include "base/math.h"
+#include "plan/expert_traffic.h"
 #include "plan/run_plan.h"
 
 namespace mtrain::plan {
@@ -153,8 +154,50 @@ class Groups {
                   : kAlone;
       expert_copies(all, gather, sharded);
     }
-    if (plan_.optimizer.muon.on)
-      along("stage", mesh, {dp_replicate, dp_shard, cp, tp}, l_.tp == 1 ? all : kAlone);
+    if (!plan_.optimizer.muon.on) return;
+    const int family = l_.tp == 1 ? all : kAlone,
+              stage = along("stage", mesh, {dp_replicate, dp_shard, cp, tp}, family);
+    matrix_copies(family == kAlone ? stage : family);
+  }
+  // The ranks that own the same elements of matrices: those of optim::MatrixExchange's places. A
+  // rank of tp has a place of its own, whether or not tensors are divided over tp.
+  void matrix_copies(int parent) {
+    const bool sharded = plan_.data_parallel.shards != ShardLevel::nothing;
+    const mesh::Mesh moe = plan_.moe_mesh();
+    struct Copies {
+      const mesh::Mesh& mesh;
+      mesh::Axes axes;
+      bool here;  // whether this rank's stages have such matrices
+    };
+    const mesh::Axes replicas{Axis::dp_replicate};
+    const std::vector<bool> experts = experts_of_layers();
+    std::vector<Copies> kinds{
+        {plan_.mesh, sharded ? replicas : mesh::dp_cp_axes(), !experts.empty()}};
+    if (plan_.model.experts())
+      kinds.push_back({moe, sharded ? replicas : mesh::expert_copy_axes(),
+                       std::ranges::find(experts, true) != experts.end()});
+    // Groups of the same ranks are one group. A mesh that has the same group of rank 0 has the same
+    // groups of all ranks.
+    if (kinds.size() == 2 && kinds[0].mesh.group(0, kinds[0].axes) == moe.group(0, kinds[1].axes)) {
+      kinds[0].here |= kinds[1].here;
+      kinds.pop_back();
+    }
+    for (const Copies& c : kinds)
+      if (c.mesh.size(c.axes) > 1)
+        add("matrix_copies",
+            c.here ? narrow_ranks(c.mesh.group(rank_, c.axes)) : std::vector<int>{},
+            GroupTraffic::bulk, parent);
+  }
+  // Whether each layer of this rank's stages has experts.
+  std::vector<bool> experts_of_layers() const {
+    const int64_t own = plan_.mesh.coordinate(rank_, Axis::pp);
+    std::vector<bool> all;
+    for (int64_t stage = 0; stage < plan_.schedule.stages; ++stage) {
+      if (plan_.schedule.rank_of(stage) != own) continue;
+      const std::vector<bool> layers = experts_of_stage(plan_, stage);
+      all.insert(all.end(), layers.begin(), layers.end());
+    }
+    return all;
   }
   // Undivided experts are copied over tp, which no group of the dense parameters spans.
   void expert_copies(int all, int gather, bool sharded) {

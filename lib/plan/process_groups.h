@@ -14,7 +14,8 @@ namespace mtrain::plan {
 struct RunPlan;
 
 // Returns the splits of the plan's ranks as `rank` sees them; the first one has all ranks. Groups
-// of one rank are left out. So are the groups of Muon's `matrix_copies`, which depend on tensors.
+// of one rank are left out. Under Muon the list has the groups that broadcast updated matrices,
+// even if optimizer.groups leave all of a group's matrices to AdamW.
 std::vector<mesh::GroupSplit> process_groups(const RunPlan& plan, int64_t rank);
 
 // Returns the pairs of pipeline ranks (from, to) between which messages are sent, in a fixed order:

@@ -53,7 +53,14 @@ const std::vector<Layout> kLayouts{
      {"model.moe.num_experts=8", "distributed.ep_size=4", "distributed.tp_size=2",
       "distributed.expert_tp_size=1", "distributed.sequence_parallel=true",
       "distributed.strategy=megatron_ddp"}},
-    {4, {"optimizer.name=muon", "distributed.tp_size=2"}}};
+    {4, {"optimizer.name=muon", "distributed.tp_size=2"}},
+    {8,
+     {"optimizer.name=muon", "model.moe.num_experts=8", "distributed.ep_size=2",
+      "distributed.pp_size=2", "model.num_layers=4", "model.moe.layer_freq=[0,0,1,1]",
+      "distributed.strategy=megatron_ddp", "ddp.use_distributed_optimizer=false"}},
+    {8,
+     {"optimizer.name=muon", "model.moe.num_experts=8", "distributed.ep_size=2",
+      "distributed.dp_replicate_size=2", "distributed.strategy=fsdp2"}}};
 
 std::vector<std::string> names_of(const std::vector<GroupSplit>& splits) {
   std::vector<std::string> names;
@@ -107,6 +114,44 @@ TEST_CASE("groups of one stream share what contains them, and those of other str
   CHECK(names(8, {"distributed.strategy=fsdp2", "distributed.dp_replicate_size=2"}) ==
         Names{"world", "dp_cp", "dp_shard_cp in dp_cp", "dp_replicate in dp_cp", "dp_param"});
   CHECK(names(8, {"distributed.tp_size=8"}) == Names{"world", "tp", "tp_kv in tp"});
+}
+
+TEST_CASE("Muon's groups of equal matrices are planned, within groups of the same stream") {
+  const auto names = [](int64_t world, int64_t rank, Overrides set) {
+    set.push_back("optimizer.name=muon");
+    return names_of(process_groups(plan_of(world, set), rank));
+  };
+  CHECK(names(4, 0,
+              {"distributed.strategy=megatron_ddp", "ddp.use_distributed_optimizer=false",
+               "distributed.tp_size=2"}) ==
+        Names{"world", "tp", "dp_cp", "stage", "matrix_copies in stage"});
+  CHECK(names(4, 0, {"distributed.strategy=ddp"}) ==
+        Names{"world", "dp_cp", "stage in dp_cp", "matrix_copies in dp_cp"});
+  // A sharded strategy has copies in other replicas alone.
+  CHECK(names(4, 0, {"distributed.strategy=fsdp2"}) ==
+        Names{"world", "dp_cp", "dp_param", "stage in dp_cp"});
+  CHECK(names(4, 0, {"distributed.strategy=fsdp2", "distributed.dp_replicate_size=2"}) ==
+        Names{"world", "dp_cp", "dp_shard_cp in dp_cp", "dp_replicate in dp_cp", "dp_param",
+              "stage in dp_cp", "matrix_copies in dp_cp"});
+  // The ranks of a stage without experts are in none of the experts' groups.
+  const Overrides experts{"distributed.strategy=megatron_ddp",
+                          "ddp.use_distributed_optimizer=false",
+                          "model.moe.num_experts=8",
+                          "distributed.ep_size=2",
+                          "distributed.pp_size=2",
+                          "model.num_layers=4",
+                          "model.moe.layer_freq=[0,0,1,1]",
+                          "model.moe.ffn_hidden_size=64"};
+  const auto copies = [&](int64_t rank) {
+    Overrides set = experts;
+    set.push_back("optimizer.name=muon");
+    std::vector<std::vector<int>> ranks;
+    for (const GroupSplit& s : process_groups(plan_of(8, set), rank))
+      if (s.name == "matrix_copies") ranks.push_back(s.ranks);
+    return ranks;
+  };
+  CHECK(copies(0) == std::vector<std::vector<int>>{{0, 1, 2, 3}, {}});
+  CHECK(copies(5) == std::vector<std::vector<int>>{{4, 5, 6, 7}, {5, 7}});
 }
 
 TEST_CASE("channels of a pipeline take few splits, however many stages it has") {
