@@ -129,6 +129,8 @@ TEST_CASE("training on CUDA kernels by graphs follows the single launches") {
   for (const Case& c : std::vector<Case>{
            {{"model.hidden_dropout=0.1", "model.embedding_dropout=0.1"}, 40 - 2},
            {{"mixed_precision.name=fp16_mixed", "optimizer.loss_scale_window=4"}, 40 - 2},
+           {{"model.moe.num_experts=6", "model.moe.router_topk=2", "model.moe.ffn_hidden_size=40"},
+            40 - 2},
            {{"mixed_precision={name: bf16_mixed, fp8: hybrid}", "model.hidden_size=64",
              "debug.emulate_fp8=true", "optimizer.lr=2e-3"},
             40 - 2},
