@@ -6,25 +6,8 @@ mtrain=$(realpath "$1")
 work=$(mktemp -d)
 pid=
 trap '[[ -z $pid ]] || { kill -KILL $pid; wait $pid; } 2>/dev/null; rm -rf "$work"' EXIT
-failures=0
-fail() {
-  echo "FAILED: $1"
-  tail -n 15 "$work/out" | sed 's/^/    /'
-  failures=$((failures + 1))
-}
-# expect <what> <exit code> <text>... -- <arguments of mtrain checkpoint>...
-expect() {
-  local what=$1 code=$2
-  local -a texts=()
-  shift 2
-  while [[ $1 != -- ]]; do texts+=("$1") && shift; done
-  shift
-  "$mtrain" checkpoint "$@" >"$work/out" 2>&1 </dev/null
-  local got=$?
-  ((got == code)) || fail "$what: exit code $got instead of $code"
-  local text
-  for text in "${texts[@]}"; do grep -qF -- "$text" "$work/out" || fail "$what: nothing says: $text"; done
-}
+program=("$mtrain" checkpoint) shown_lines=15
+source "$(dirname "${BASH_SOURCE[0]}")/expect.sh"
 lacks() { ! grep -qF -- "$2" "$work/out" || fail "$1: it says: $2"; }
 names() { (cd "$run/checkpoints" && find . -mindepth 1 -maxdepth 1 ! -name '.*' -printf '%f ' | tr ' ' '\n' | sort | tr '\n' ' '); }
 

@@ -7,28 +7,8 @@ mtrain=$1
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-failures=0
-fail() {
-  echo "FAILED: $1"
-  sed 's/^/    /' "$work/out"
-  failures=$((failures + 1))
-}
-
-# expect <what> <exit code> <text>... -- <arguments of mtrain>...: requires that the output has all texts.
-expect() {
-  local what=$1 code=$2
-  local -a texts=()
-  shift 2
-  while [[ $1 != -- ]]; do texts+=("$1") && shift; done
-  shift
-  "$mtrain" "$@" >"$work/out" 2>&1 </dev/null
-  local got=$?
-  ((got == code)) || fail "$what: exit code $got instead of $code"
-  local text
-  for text in "${texts[@]}"; do
-    grep -qF -- "$text" "$work/out" || fail "$what: nothing says: $text"
-  done
-}
+program=("$mtrain")
+source "$repository/test/process/expect.sh"
 
 # mistake <what> <text>... -- <recipe>: requires that the recipe is refused with exit code 2, its path, and all texts.
 mistake() {
