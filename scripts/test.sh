@@ -183,7 +183,8 @@ fetch_engines() {
   done
 }
 # Builds the release folder as users of a GPU do, with cuDNN's frontend and CUTLASS, and runs the tests of attention's
-# plans and graphs, which need no GPU. The five sources take 2 minutes, and up to 6 on the slowest machines.
+# plans and graphs, which need no GPU. The five sources take 2 minutes, and up to 6 on the slowest machines; the tests
+# take up to 3.
 test_engines() {
   local -a configure_options=(-DMTRAIN_TESTS=ON -DMTRAIN_CUDA=AUTO -DMTRAIN_CPU_KERNELS=ALL)
   local -a targets=(mtrain test_cuda test_cuda_training)
