@@ -176,15 +176,8 @@ class JsonWriter {
     out += '"';
     for (const std::string_view c : Characters(text)) {
       const uint32_t code = code_point(c);
-      if (c == "\"" || c == "\\")
-        out.append("\\").append(c);
-      else if (c == "\n")
-        out += "\\n";
-      else if (c == "\r")
-        out += "\\r";
-      else if (c == "\t")
-        out += "\\t";
-      else if (c == "\f")
+      if (append_escape(c, '"', out)) continue;
+      if (c == "\f")
         out += "\\f";
       else if (c == "\b")
         out += "\\b";

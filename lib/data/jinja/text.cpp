@@ -397,6 +397,20 @@ std::string escape_html(std::string_view text) {
   return out;
 }
 
+bool append_escape(std::string_view character, char quote, std::string& out) {
+  if (character[0] == quote || character == "\\")
+    out.append("\\").append(character);
+  else if (character == "\n")
+    out += "\\n";
+  else if (character == "\r")
+    out += "\\r";
+  else if (character == "\t")
+    out += "\\t";
+  else
+    return false;
+  return true;
+}
+
 std::string python_text(std::string_view text) {
   const bool doubled =
       text.find('\'') != std::string_view::npos && text.find('"') == std::string_view::npos;
@@ -404,15 +418,8 @@ std::string python_text(std::string_view text) {
   const char quote = out[0];
   for (const std::string_view c : Characters(text)) {
     const uint32_t code = code_point(c);
-    if (c[0] == quote || c == "\\")
-      out.append("\\").append(c);
-    else if (c == "\n")
-      out += "\\n";
-    else if (c == "\r")
-      out += "\\r";
-    else if (c == "\t")
-      out += "\\t";
-    else if (is_printable(c))
+    if (append_escape(c, quote, out)) continue;
+    if (is_printable(c))
       out += c;
     else if (code < 0x100)
       out += fmt::format("\\x{:02x}", code);

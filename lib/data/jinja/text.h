@@ -65,6 +65,9 @@ std::vector<std::string> split_lines(std::string_view text, bool keep_ends);
 std::string replace(std::string_view text, std::string_view from, std::string_view to,
                     int64_t most);
 std::string escape_html(std::string_view text);
+// Appends the escapes that Python and JSON have in common: of the quote, the backslash, and ends of
+// lines and tabs. Returns whether the character is one of these.
+bool append_escape(std::string_view character, char quote, std::string& out);
 // Returns the text between quotes, as Python's repr() writes it.
 std::string python_text(std::string_view text);
 std::string repeat(std::string_view text, int64_t times);  // throws Fault if it is too long
