@@ -4,6 +4,7 @@
 
 #include "base/math.h"
 #include "parallel/context/context_attention.h"
+#include "parallel/data/registered_memory.h"
 #include "parallel/expert/expert_comm.h"
 #include "parallel/tensor/tensor_parallel.h"
 #include "plan/process_groups.h"
@@ -246,12 +247,16 @@ std::unique_ptr<model::DataParallel> materialize_params(model::ParamStore& param
                                                         const RunPlan& plan,
                                                         model::Quantizer* quantizer) {
   const plan::DataParallelOptions& options = plan.data_parallel;
+  model::ParamStore::ValueMemory values;
+  if (options.gather_updated.registered && !groups.alone())
+    values = RegisteredMemory(groups, compute, device::MemoryCategory::params,
+                              options.gather_updated.symmetric);
   params.materialize_by_unit(
       compute, plan.compute_dtype, true,
       [&](const model::ParamUnit& unit) {
         return groups.alone() ? model::Sharding{} : sharding_of(groups, unit, options);
       },
-      plan.optimizer.master_weights);
+      plan.optimizer.master_weights, values);
   if (groups.alone()) return std::make_unique<model::SingleRank>();
   return data_parallel(params, groups, options, quantizer);
 }

@@ -139,7 +139,7 @@ class Resolver {
     const bool nccl = r_.train.device == recipe::DeviceChoice::cuda;
     const bool symmetric = !r_.ddp.disable_symmetric_registration;
     if (!asked) {
-      if (nccl && shard_level(r_) == ShardLevel::parameters && group.ok)
+      if (nccl && shard_level(r_) >= ShardLevel::optimizer && group.ok)
         o_.table.push_back({"ddp.nccl_ub", "auto", "false",
                             "off until gathers by copy engines have been measured on a GPU"});
       return;
@@ -148,11 +148,8 @@ class Resolver {
         "ddp.nccl_ub", asked,
         all({{nccl, "NCCL registers the memory of GPUs, and train.device is cpu", Off::idle},
              group,
-             {shard_level(r_) == ShardLevel::parameters,
-              "only sharded parameters (fsdp2, megatron_fsdp with ZeRO 3) are gathered into "
-              "buffers "
-              "of their own",
-              Off::idle},
+             {shard_level(r_) >= ShardLevel::optimizer,
+              "nothing is gathered because the optimizer is not sharded", Off::idle},
              {shards_within_host(),
               "the ranks that share parameters are on several hosts, where copy engines do not "
               "reach",

@@ -37,7 +37,7 @@ struct Overlap {
   bool overlap_grad_reduce = false, overlap_param_gather = false;
   bool overlap_param_gather_with_optimizer_step = false, align_param_gather = false;
   bool fp8_param_gather = false;
-  // Whether the buffers of gathered parameters are registered, and whether with symmetric windows.
+  // Whether the memory of gathered parameters is registered, and whether with symmetric windows.
   bool registered_gather = false, symmetric_windows = false;
   int64_t bucket_size = 0;  // parameters
   bool cp_overlap = false;

@@ -226,7 +226,9 @@ std::vector<mesh::GroupSplit> process_groups(const RunPlan& plan, int64_t rank) 
 }
 
 GroupTraffic gather_traffic(const RunPlan& plan) {
-  return plan.data_parallel.gather.symmetric ? GroupTraffic::copies : GroupTraffic::bulk;
+  const DataParallelOptions& o = plan.data_parallel;
+  return o.gather.symmetric || o.gather_updated.symmetric ? GroupTraffic::copies
+                                                          : GroupTraffic::bulk;
 }
 
 std::set<std::pair<int64_t, int64_t>> pipeline_channels(const schedule::Schedule& s) {

@@ -111,6 +111,9 @@ DataParallelOptions data_parallel_options(const Recipe& r, const Layout& l, cons
   }
   o.overlap_grad_reduce = overlap.overlap_grad_reduce;
   o.gather_updated.overlap = overlap.overlap_param_gather;
+  if (o.shards != ShardLevel::parameters)
+    o.gather_updated.registered = overlap.registered_gather,
+    o.gather_updated.symmetric = overlap.symmetric_windows;
   if (l.stages_per_rank > 1 && l.pp > 1) {
     o.gather_updated.during_update =
         overlap.overlap_param_gather_with_optimizer_step ? During::first_stage : During::none;
@@ -118,7 +121,8 @@ DataParallelOptions data_parallel_options(const Recipe& r, const Layout& l, cons
   }
   o.defer_reduce = false;
   const int64_t ahead = overlap.overlap_param_gather ? 1 : 0;
-  o.gather = with_registration({.forward_prefetch = ahead, .backward_prefetch = ahead});
+  o.gather = {.forward_prefetch = ahead, .backward_prefetch = ahead};
+  if (o.shards == ShardLevel::parameters) o.gather = with_registration(o.gather);
   return o;
 }
 

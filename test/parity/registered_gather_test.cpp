@@ -20,7 +20,9 @@ std::vector<Result> trained(int ranks, const Changes& changes, bool registered) 
   run_ranks(ranks, "thread", [&](TestRank& rank) {
     const auto data = std::make_shared<CountingData>();
     RunPlan plan = plan::make_plan(r, ranks, kVocab);
-    plan.data_parallel.gather.registered = plan.data_parallel.gather.symmetric = registered;
+    plan::DataParallelOptions& o = plan.data_parallel;
+    o.gather.registered = o.gather.symmetric = registered;
+    o.gather_updated.registered = o.gather_updated.symmetric = registered;
     train::Trainer t = train::build_trainer(rank.device, std::move(plan), data, rank.world);
     Result& result = results[size_t(rank.rank())];
     for (int i = 0; i < 3; ++i) {
@@ -44,6 +46,11 @@ TEST_CASE("gathers in place have the bits of gathers from a rank's own part") {
         {"distributed.strategy=fsdp2", "debug.emulate_fp8=true",
          "mixed_precision={name: bf16_mixed, fp8: hybrid, fp8_param_gather: true}"},
         {"distributed.strategy=megatron_fsdp", "distributed.zero_dp_strategy=3"},
+        {"distributed.strategy=megatron_fsdp", "distributed.zero_dp_strategy=2"},
+        {"distributed.strategy=megatron_ddp", "mixed_precision=bf16_mixed"},
+        {"distributed.strategy=megatron_ddp", "debug.emulate_fp8=true",
+         "mixed_precision={name: bf16_mixed, fp8: hybrid, fp8_param_gather: true}"},
+        with({"distributed.strategy=megatron_ddp"}, experts),
         with({"distributed.strategy=fsdp2"}, experts)}) {
     CAPTURE(c);
     const auto plain = trained(4, c, false), registered = trained(4, c, true);

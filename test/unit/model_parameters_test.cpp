@@ -44,6 +44,33 @@ TEST_CASE("initial weights are functions of seed, name and element, in every pre
     }
 }
 
+TEST_CASE("full values that ranks gather lie in the memory that is offered for them") {
+  const auto device = Device::cpu(1);
+  Stream& stream = device->stream(device::StreamKind::compute);
+  ParamStore params;
+  params.add({UnitKind::layer, 0}, {.name = "shared", .shape = {64, 8}, .std = 1});
+  params.add({UnitKind::layer, 1}, {.name = "own", .shape = {64, 8}, .std = 1});
+  params.add({UnitKind::layer, 2}, {.name = "not offered", .shape = {64, 8}, .std = 1});
+  Tensor offered;
+  params.materialize_by_unit(
+      stream, DType::bf16, true,
+      [](const ParamUnit& unit) { return Sharding{.ranks = unit.id.layer == 1 ? 1 : 2}; }, true,
+      [&](const ParamUnit& unit, int64_t count, DType dtype) {
+        CHECK(unit.id.layer != 1);  // no rank gathers it
+        CHECK(count == unit.count);
+        if (unit.id.layer == 2) return Tensor();
+        offered = Tensor::empty(stream, {count}, dtype, device::MemoryCategory::params);
+        ops::fill(stream, offered, std::numeric_limits<float>::quiet_NaN());
+        return offered;
+      });
+  REQUIRE(offered.dtype() == DType::bf16);
+  const auto units = params.units();
+  CHECK(units[0]->value.data() == offered.data());
+  CHECK(units[0]->params[0]->value.data() == offered.data());
+  for (const ParamUnit* unit : units)  // padding is zero, too
+    CHECK((unit->value.to_host_float(stream) == std::vector<float>(size_t(unit->count), 0.0f)));
+}
+
 TEST_CASE("a tied table's gradient is whole whichever of its entries is drained first") {
   const auto device = Device::cpu(1);
   Stream& stream = device->stream(device::StreamKind::compute);

@@ -136,7 +136,7 @@ TEST_CASE("tensor-parallel overlap asked for must be possible") {
                  "comm_overlap.tp_comm_overlap_cfg", "ignored");
 }
 
-TEST_CASE("gathers by copy engines need a GPU, sharded parameters, and one host") {
+TEST_CASE("gathers by copy engines need a GPU, a sharded optimizer, and one host") {
   const auto with = [](Overrides more) {
     Overrides all{"ddp.nccl_ub=true", "train.device=cuda", "distributed.strategy=fsdp2"};
     all.insert(all.end(), more.begin(), more.end());
@@ -153,9 +153,11 @@ TEST_CASE("gathers by copy engines need a GPU, sharded parameters, and one host"
   expect_warning({.what = "a CPU", .world = 8, .set = with({"train.device=cpu"})}, "ddp.nccl_ub",
                  "train.device is cpu");
   expect_warning({.what = "one rank", .set = with({})}, "ddp.nccl_ub", "not shared");
+  expect_no_warning(
+      {.what = "full parameters", .world = 8, .set = with({"distributed.strategy=megatron_ddp"})});
   expect_warning(
-      {.what = "full parameters", .world = 8, .set = with({"distributed.strategy=megatron_ddp"})},
-      "ddp.nccl_ub", "only sharded parameters");
+      {.what = "nothing is sharded", .world = 8, .set = with({"distributed.strategy=ddp"})},
+      "ddp.nccl_ub", "the optimizer is not sharded");
   expect_warning({.what = "two hosts", .world = 16, .set = with({})}, "ddp.nccl_ub",
                  "several hosts");
   expect_warning({.what = "nothing registered",

@@ -117,7 +117,7 @@ class Print {
           delayed_layers, delay_mlp_wgrads, pair_costs, split_wgrad, head_shares_table,
           max_gathered, deferred_outputs)
   MEMBERS(ReduceOptions, dtype, average)
-  MEMBERS(GatheredParamsOptions, overlap, during_update, together)
+  MEMBERS(GatheredParamsOptions, overlap, during_update, together, registered, symmetric)
   MEMBERS(ShardedParamsOptions, reshard_after_forward, reshard_experts, forward_prefetch,
           backward_prefetch, passes_pair, registered, symmetric)
   MEMBERS(DataParallelOptions, shards, reduce, overlap_grad_reduce, bucket_size, defer_reduce,

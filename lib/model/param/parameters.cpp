@@ -80,18 +80,24 @@ Tensor zeros(Stream& stream, int64_t count, DType dtype, device::MemoryCategory 
   return t;
 }
 
-void allocate(Stream& stream, ParamUnit& unit, DType compute, bool training, bool masters) {
+void allocate(Stream& stream, ParamUnit& unit, DType compute, bool training, bool masters,
+              const ParamStore::ValueMemory& memory) {
   const Sharding& s = unit.sharding;
+  const auto full = [&](int64_t count, DType dtype) {
+    const Tensor t = memory && s.ranks > 1 ? memory(unit, count, dtype) : Tensor();
+    if (!t) return zeros(stream, count, dtype, device::MemoryCategory::params);
+    ops::fill(stream, t, 0);
+    return t;
+  };
   const bool half = compute != DType::f32;
   constexpr auto kParams = device::MemoryCategory::params;
   if (s.values || s.quantized) unit.own_value = zeros(stream, unit.own_count(), compute, kParams);
   Tensor quantized;
   if (s.quantized) {
     unit.own_quantized = zeros(stream, unit.quantized_count() / s.ranks, *s.quantized, kParams);
-    if (!s.values) quantized = zeros(stream, unit.quantized_count(), *s.quantized, kParams);
+    if (!s.values) quantized = full(unit.quantized_count(), *s.quantized);
   }
-  if (!s.values)
-    ParamStore::set_value(unit, zeros(stream, unit.plain_count(), compute, kParams), quantized);
+  if (!s.values) ParamStore::set_value(unit, full(unit.plain_count(), compute), quantized);
   if (half && training && masters)
     unit.own_master =
         zeros(stream, unit.own_count(), DType::f32, device::MemoryCategory::optimizer);
@@ -273,13 +279,13 @@ void ParamStore::materialize(Stream& stream, DType compute, bool training, const
 
 void ParamStore::materialize_by_unit(Stream& stream, DType compute, bool training,
                                      const std::function<Sharding(const ParamUnit&)>& sharding,
-                                     bool masters) {
+                                     bool masters, const ValueMemory& memory) {
   for (ParamUnit& unit : units_) {
     unit.sharding = sharding(unit);
     lay_out_unit(unit);
     const DType values = unit.in_fp32 ? DType::f32 : compute;
     for (Parameter* p : unit.params) p->compute = values;
-    allocate(stream, unit, values, training, masters);
+    allocate(stream, unit, values, training, masters, memory);
     find_owned(unit, values);
     // Parameters have views of their master weights if these are whole.
     const Tensor whole = values == DType::f32       ? unit.value

@@ -204,9 +204,12 @@ class ParamStore {
   // master weights exist only if `training`, master weights of 16-bit values only if `masters`.
   void materialize(Stream& stream, DType compute, bool training, const Sharding& sharding = {},
                    bool masters = true);
+  // Returns memory for full values of a unit, which ranks gather; absent: ordinary memory.
+  using ValueMemory = std::function<Tensor(const ParamUnit& unit, int64_t count, DType dtype)>;
   // The same with a sharding for each unit.
   void materialize_by_unit(Stream& stream, DType compute, bool training,
-                           const std::function<Sharding(const ParamUnit&)>& sharding, bool masters);
+                           const std::function<Sharding(const ParamUnit&)>& sharding, bool masters,
+                           const ValueMemory& memory = {});
   // Finds where every unit, piece and parameter begins, and what this rank owns, without memory for
   // any of it.
   void lay_out(const std::function<Sharding(const ParamUnit&)>& sharding);

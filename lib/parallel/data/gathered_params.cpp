@@ -16,7 +16,9 @@ class GatheredParams : public ParamSync {
  public:
   GatheredParams(model::ParamStore& params, const DataGroups& groups,
                  const plan::GatheredParamsOptions& options, model::Quantizer* quantizer)
-      : groups_(groups), options_(options), gather_(groups, quantizer) {
+      : groups_(groups),
+        options_(options),
+        gather_(groups, quantizer, /*in_place=*/options.symmetric) {
     for (model::ParamUnit* unit : params.units()) states_.push_back({unit});
   }
 

@@ -2,8 +2,8 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/log.h"
 #include "parallel/data/param_sync.h"
+#include "parallel/data/registered_memory.h"
 #include "parallel/data/unit_buffer_pool.h"
 #include "parallel/data/unit_gather.h"
 
@@ -19,9 +19,7 @@ class ShardedParams : public ParamSync {
         options_(options),
         gather_(groups, quantizer, /*in_place=*/options.symmetric),
         slots_(*groups.param_stream, params.units(), device::MemoryCategory::buffers,
-               /*values=*/true, [this](const model::ParamUnit& unit, int64_t count, DType dtype) {
-                 return registered(unit, count, dtype);
-               }) {
+               /*values=*/true, memory_of_slots()) {
     for (model::ParamUnit* unit : params.units()) {
       if (!unit->sharding.values) continue;  // its values always exist
       states_.push_back({unit});
@@ -100,17 +98,11 @@ class ShardedParams : public ParamSync {
   };
 
   // The ranks that gather a unit use its slots in the same order, and therefore register them in
-  // the same order, each before its first gather.
-  Tensor registered(const model::ParamUnit& unit, int64_t count, DType dtype) {
+  // the same order.
+  UnitBufferPool::Memory memory_of_slots() const {
     if (!options_.registered) return {};
-    const Group& owners = groups_.of(unit).gather;
-    const Tensor t = owners.registered(*groups_.param_stream, {count}, dtype,
-                                       device::MemoryCategory::buffers, options_.symmetric);
-    if (!t && owners.size() > 1 && groups_.rank == 0 && !std::exchange(warned_, true))
-      log::warn(
-          "ddp.nccl_ub has no effect: this NCCL registers no windows, which NCCL 2.27 does (2.28 "
-          "with copy engines); parameters are gathered into ordinary memory");
-    return t;
+    return RegisteredMemory(groups_, *groups_.param_stream, device::MemoryCategory::buffers,
+                            options_.symmetric);
   }
 
   // A pass uses a layer's unit, then the unit of its experts, in both directions.
@@ -175,7 +167,6 @@ class ShardedParams : public ParamSync {
   const UnitGather gather_;
   UnitBufferPool slots_;
   std::vector<State> states_;
-  bool warned_ = false;
 };
 
 }  // namespace

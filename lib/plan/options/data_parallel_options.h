@@ -24,6 +24,8 @@ struct GatheredParamsOptions {
   // starts when forward reaches the unit before it. The gathers of a rank's later stage all start
   // when forward reaches the last unit of the stage before.
   bool together = true;
+  // As those of ShardedParamsOptions, of the memory in which a rank keeps its full parameters.
+  bool registered = false, symmetric = false;
 };
 
 // A rank keeps only its own part of the parameters (ZeRO-3, FSDP).

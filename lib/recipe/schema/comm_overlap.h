@@ -68,8 +68,8 @@ struct DdpConfig {
              .strategies = "megatron_ddp megatron_fsdp ddp"}},
       Field{"nccl_ub",
             &DdpConfig::nccl_ub,
-            "gather sharded parameters into buffers that NCCL has registered; within a host, copy "
-            "engines then move them; auto: off until a GPU has measured it",
+            "gather parameters into memory that NCCL has registered; within a host, copy engines "
+            "then move them; auto: off until a GPU has measured it",
             {.aliases = "ddp.use_nccl_ub distributed.nccl_ub comm_overlap.nccl_ub"}},
       Field{"disable_symmetric_registration",
             &DdpConfig::disable_symmetric_registration,
