@@ -29,6 +29,7 @@ void Graph::replay() {
   MT_CHECK(!device.capture(), "a graph is replayed during a capture");
   device.allocator().await_users(*pool_);
   for (Stream* s : others_) origin_->wait(s->record());  // edge: the others' work -> the graph
+  for (Stream* s : earlier_) origin_->wait(s->record());
   origin_->launch({.name = name_, .reads = named_reads_, .writes = named_writes_}, work_);
   if (others_.empty()) return;
   const Event done = origin_->record();
@@ -46,6 +47,7 @@ Capture::Capture(Stream& origin, std::shared_ptr<MemoryPool> pool)
   origin.backend_->begin_capture();
   origin.capture_ = id_;
   device.capture_ = this;
+  begin_ = origin.record();
 }
 
 Capture::~Capture() {
@@ -87,6 +89,7 @@ Graph Capture::finish(const char* name) {
   origin_.device().allocator().free_dropped(*graph_.pool_);
   graph_.name_ = name;
   graph_.others_ = others_;
+  std::erase_if(graph_.earlier_, [&](Stream* s) { return std::ranges::count(others_, s) > 0; });
   return std::move(graph_);
 }
 
@@ -109,9 +112,15 @@ void Capture::add(Stream& stream, const LaunchInfo& info) {
 void Capture::add_wait(Stream& stream, uint64_t event_capture, const Stream& event_stream) {
   if (event_capture != id_)
     throw RunError(
-        fmt::format("a wait of stream {} for work of {} outside the graph cannot be part of it",
+        fmt::format("a wait of stream {} for work of {} in another graph cannot be part of a graph",
                     stream.name(), event_stream.name()));
   join(stream);
+}
+
+void Capture::add_earlier(Stream& stream, Stream& of) {
+  if (stream.capture_ != id_) stream.wait(begin_);  // edge: the start of the graph -> its stream
+  if (&of == &origin_ || std::ranges::count(graph_.earlier_, &of) > 0) return;
+  graph_.earlier_.push_back(&of);
 }
 
 // The launch of a replay names only the memory that other streams may own. The pool's memory

@@ -28,6 +28,9 @@ class Graph {
 
   Stream* origin_ = nullptr;
   std::vector<Stream*> others_;
+  // Other streams for whose work before the capture the region waited: a replay waits for all their
+  // work so far.
+  std::vector<Stream*> earlier_;
   const char* name_ = "";
   // The launches' accesses to memory outside the pool. The graph keeps that memory and the pool
   // alive.
@@ -40,9 +43,11 @@ class Graph {
 };
 
 // While a Capture lives, the device does not run but records what the rank's host thread enqueues
-// on `origin`, and on streams that have waited for events of the capture. All memory comes from
-// `pool`. Throws RunError for what cannot be recorded: launches on other streams, waits for work
-// outside the capture, and the host's own copies and waits. A device has one capture at a time.
+// on `origin`, and on streams that have waited for events. All memory comes from `pool`. A wait for
+// work before the capture becomes one for all work of that stream before a replay. A stream's wait
+// for an event of the capture is valid only within it. Throws RunError for what cannot be recorded:
+// launches on other streams, and the host's own copies and waits. A device has one capture at a
+// time.
 class Capture {
  public:
   // Throws RunError if the device has no graphs.
@@ -59,6 +64,8 @@ class Capture {
   friend class Stream;
   void add(Stream& stream, const LaunchInfo& info);
   void add_wait(Stream& stream, uint64_t event_capture, const Stream& event_stream);
+  // Adds a wait of `stream` for work of `of` before the capture.
+  void add_earlier(Stream& stream, Stream& of);
   void join(Stream& stream);
   void end();  // makes the streams run their work from now on
   // Adds accesses to memory outside the pool to `all`, and those that a replay must name to
@@ -69,6 +76,7 @@ class Capture {
   Stream& origin_;
   const uint64_t id_;
   std::vector<Stream*> others_;
+  Event begin_;  // the start of the graph
   Allocator::Open open_;
   Graph graph_;
   bool finished_ = false;

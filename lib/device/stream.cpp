@@ -74,7 +74,13 @@ bool Stream::comes_after(const Stream& other, uint64_t items) const {
 void Stream::wait(const Event& event) {
   if (!event.backend_) return;
   const std::lock_guard lock(order_);
-  if (Capture* capture = device_.capture())
+  Capture* const capture = device_.capture();
+  if (capture && !event.capture_) {
+    capture->add_earlier(*this, *event.stream_);
+    if (auto* sanitizer = device_.sanitizer()) sanitizer->on_wait(index_, event.clock_);
+    return;
+  }
+  if (capture)
     capture->add_wait(*this, event.capture_, *event.stream_);
   else
     MT_CHECK(!event.capture_, "stream {} waits for an event that stream {} recorded in a capture",

@@ -80,10 +80,10 @@ class Event {
  private:
   friend class Stream;
   std::shared_ptr<EventBackend> backend_;
-  const Stream* stream_ = nullptr;  // recorded the event; a stream lives as long as its device
-  uint64_t number_ = 0;             // how many items the stream has before it
-  uint64_t capture_ = 0;            // id of the capture that it is part of; 0: none
-  std::vector<uint64_t> clock_;     // the sanitizer's vector clock at this moment
+  Stream* stream_ = nullptr;     // recorded the event; a stream lives as long as its device
+  uint64_t number_ = 0;          // how many items the stream has before it
+  uint64_t capture_ = 0;         // id of the capture that it is part of; 0: none
+  std::vector<uint64_t> clock_;  // the sanitizer's vector clock at this moment
 };
 
 // An in-order queue of work. Only the rank's host thread enqueues work. Any thread may call

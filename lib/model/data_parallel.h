@@ -2,6 +2,7 @@
 // gradients and optimizer state live, when they travel, and what the ranks agree on.
 #pragma once
 #include <cstdint>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -9,6 +10,14 @@
 #include "model/step.h"
 
 namespace mtrain::model {
+
+// What the hooks of a micro-batch know on the host: which memory has which values, and the events
+// that later work waits for. The hooks of two micro-batches that begin with equal keys make the
+// same launches, and end with the same state.
+struct HookState {
+  std::vector<int64_t> key;
+  std::shared_ptr<const void> data;
+};
 
 class DataParallel : public ParamHooks {
  public:
@@ -26,6 +35,11 @@ class DataParallel : public ParamHooks {
   // and multiplies it by grad_factor().
   virtual void finish_grads() = 0;
   virtual float grad_factor() const { return 1; }
+  // A graph replays launches without calling hooks. set_hook_state() then makes the state that of
+  // the end of the captured micro-batch, in which all events are `done`. Without `done` it restores
+  // an earlier state as it was.
+  virtual HookState hook_state() const { return {}; }
+  virtual void set_hook_state(const HookState&, const Event& /*done*/) {}
   // Makes `compute` wait until it may write the values that this rank owns. finish_grads() includes
   // it.
   virtual void before_update() {}

@@ -27,6 +27,11 @@ std::optional<Obstacle> first_of(std::initializer_list<Obstacle> obstacles) {
   return std::nullopt;
 }
 
+// Whether parameters and gradients are sharded, and only a step's last micro-batch reduces.
+bool deferred_fsdp2(const Recipe& r) {
+  return r.distributed.strategy == recipe::Strategy::fsdp2 && r.distributed.defer_fsdp_grad_sync;
+}
+
 std::optional<Obstacle> obstacle(const Recipe& r, const Layout& l) {
   const bool shared = l.gradient_ranks() > 1, asked = r.train.enable_cuda_graph.value_or(false);
   return first_of({
@@ -40,8 +45,11 @@ std::optional<Obstacle> obstacle(const Recipe& r, const Layout& l) {
       {l.ep > 1, "ep ranks communicate within a micro-batch"},
       {r.packed_sequence.packed_sequence_size > 0,
        "packed documents end at different positions in each micro-batch", Off::contradicts},
-      {shared && shard_level(r) >= ShardLevel::gradients,
-       "gathers and reductions of sharded parameters or gradients wait for the micro-batch before"},
+      {shared && shard_level(r) >= ShardLevel::gradients && !deferred_fsdp2(r),
+       "gradients are sharded, and each micro-batch reduces them; fsdp2 with defer_fsdp_grad_sync "
+       "reduces them in the last one only"},
+      {shared && deferred_fsdp2(r) && !asked,
+       "micro-batches gather sharded parameters, which only true records"},
       {r.debug.trace.has_value(), "debug.trace shows every launch", Off::contradicts},
       {r.debug.fault.at.has_value(), "debug.fault looks for a launch by its name",
        Off::contradicts},
@@ -62,8 +70,9 @@ CudaGraphs resolve_cuda_graphs(const Recipe& r, const Layout& l, const Overlap& 
   if (const auto found = obstacle(r, l)) return off(found->why, found->off);
   // The first micro-batch of a step waits for parameters that are gathered after the update. The
   // gradients of the last micro-batch are reduced bucket by bucket during its backward.
-  g.first = o.overlap_param_gather ? 1 : 0;
-  g.end = l.micro_batches - (o.overlap_grad_reduce ? 1 : 0);
+  const bool sharded = l.gradient_ranks() > 1 && deferred_fsdp2(r);
+  g.first = o.overlap_param_gather || sharded ? 1 : 0;
+  g.end = l.micro_batches - (o.overlap_grad_reduce || sharded ? 1 : 0);
   if (g.first >= g.end) {
     g.first = g.end = 0;
     return off(fmt::format("{} overlaps with a gather of parameters or a reduction of gradients",
@@ -78,8 +87,9 @@ CudaGraphs resolve_cuda_graphs(const Recipe& r, const Layout& l, const Overlap& 
               ? "every micro-batch"
               : fmt::format("micro-batches {} to {} of {}, the others communicate", g.first + 1,
                             g.end, l.micro_batches);
-  g.communicates = l.tp > 1 || l.cp > 1;
-  if (g.communicates)
+  g.communicates = l.tp > 1 || l.cp > 1 || sharded;
+  if (sharded) g.why += ", with the gathers of their parameters";
+  if (l.tp > 1 || l.cp > 1)
     g.why += fmt::format(", with the communication of {} ranks", l.cp == 1   ? "tp"
                                                                  : l.tp == 1 ? "cp"
                                                                              : "tp and cp");

@@ -63,8 +63,8 @@ Trainer build_trainer(Device& device, RunPlan plan, std::shared_ptr<const data::
   // Graphs, optimizer and 8-bit scales, which refer to the parameters' memory.
   std::unique_ptr<MicroBatchGraphs> graphs;
   if (plan.graphs.on)
-    graphs = std::make_unique<MicroBatchGraphs>(compute, *params, *pipeline, plan.graphs,
-                                                plan.model.layer_count());
+    graphs = std::make_unique<MicroBatchGraphs>(compute, *params, *pipeline, *data_parallel,
+                                                plan.graphs, plan.model.layer_count());
   auto optimizer = optim::make_optimizer(compute, *params, plan.optimizer, seed, [&] {
     return optim::MatrixRanks{
         parallel::stage_group(world, plan), device.stream(device::StreamKind::dp_grad),

@@ -25,11 +25,12 @@ void copy(Stream& stream, const Tensor& from_T, const Tensor& to_T) {
 
 // Dropout needs a key for each of a layer's two segments, and one for the embedding. One is spare.
 MicroBatchGraphs::MicroBatchGraphs(Stream& compute, model::ParamStore& params,
-                                   pipeline::Pipeline& pipeline, const plan::CudaGraphs& plan,
-                                   int64_t layers)
+                                   pipeline::Pipeline& pipeline, model::DataParallel& data_parallel,
+                                   const plan::CudaGraphs& plan, int64_t layers)
     : compute_(compute),
       params_(params),
       pipeline_(pipeline),
+      data_parallel_(data_parallel),
       plan_(plan),
       pool_(compute.device().allocator().make_pool()),
       values_(compute, 2 * layers + 2) {}
@@ -76,7 +77,11 @@ bool MicroBatchGraphs::possible(const model::MicroBatch& batch, int64_t k) const
 bool MicroBatchGraphs::run_as_graph(const pipeline::MicroBatches& one) {
   const model::MicroBatch& batch = one.batches[0];
   const bool has_fraction = one.experts && one.experts->fraction_LE;
-  const Key key{{batch.seq.B, batch.seq.S, bool(batch.seq.valid_T), has_fraction}, fresh()};
+  Key key{{batch.seq.B, batch.seq.S, bool(batch.seq.valid_T), has_fraction}, fresh()};
+  for (const model::ParamUnit* unit : params_.units())
+    key.first.push_back(int64_t(reinterpret_cast<uintptr_t>(unit->grad.data())));
+  const std::vector<int64_t> hooks = data_parallel_.hook_state().key;
+  key.first.insert(key.first.end(), hooks.begin(), hooks.end());
   if (!graphs_.contains(key) && runs_[key]++ >= kWarmUp) capture(one, key);
   const auto found = graphs_.find(key);
   if (found == graphs_.end()) return false;
@@ -95,6 +100,7 @@ bool MicroBatchGraphs::run_as_graph(const pipeline::MicroBatches& one) {
   c.graph.replay();
   ++replays_;
   set_fresh(c.fresh);
+  if (c.hooks.data) data_parallel_.set_hook_state(c.hooks, compute_.record());
   for (model::Parameter* p : c.ready) one.on_ready(*p);
   return true;
 }
@@ -104,6 +110,7 @@ bool MicroBatchGraphs::run_as_graph(const pipeline::MicroBatches& one) {
 void MicroBatchGraphs::capture(const pipeline::MicroBatches& one, const Key& key) {
   const device::Allocator& memory = compute_.device().allocator();
   std::vector<model::Parameter*> ready;
+  const model::HookState before = data_parallel_.hook_state();
   pipeline::MicroBatches recorded = one;
   recorded.on_ready = [&](model::Parameter& p) { ready.push_back(&p); };
   recorded.graph_inputs = &values_;
@@ -115,12 +122,14 @@ void MicroBatchGraphs::capture(const pipeline::MicroBatches& one, const Key& key
     device::Graph graph = capture.finish("micro_batch");
     if (const int64_t kept = memory.in_use(*pool_))
       throw RunError(fmt::format("{} bytes are still in use after it", kept));
-    graphs_.emplace(key, Captured{std::move(graph), one.batches[0], std::move(ready), fresh()});
+    graphs_.emplace(key, Captured{std::move(graph), one.batches[0], std::move(ready), fresh(),
+                                  data_parallel_.hook_state()});
   } catch (const RunError& e) {
     failure_ = fmt::format("a micro-batch could not be captured as a graph: {}", e.message());
     turn_off(failure_);
   }
   set_fresh(key.second);
+  if (before.data) data_parallel_.set_hook_state(before, {});
 }
 
 std::vector<bool> MicroBatchGraphs::fresh() {

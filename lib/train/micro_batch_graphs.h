@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "device/graph.h"
+#include "model/data_parallel.h"
 #include "model/graph_inputs.h"
 #include "model/param/parameters.h"
 #include "pipeline/pipeline.h"
@@ -20,9 +21,11 @@ namespace mtrain::train {
 
 class MicroBatchGraphs {
  public:
-  // `plan` selects the micro-batches that run as graphs. The pipeline must have one stage.
+  // `plan` selects the micro-batches that run as graphs. The pipeline must have one stage. The
+  // hooks of the micro-batches are those of `data_parallel`.
   MicroBatchGraphs(Stream& compute, model::ParamStore& params, pipeline::Pipeline& pipeline,
-                   const plan::CudaGraphs& plan, int64_t layers);
+                   model::DataParallel& data_parallel, const plan::CudaGraphs& plan,
+                   int64_t layers);
 
   // Does what Pipeline::run() does, micro-batch by micro-batch. work.loss and the tensors of
   // work.experts must be the same memory in all steps. If not `steady`, later steps launch
@@ -49,9 +52,11 @@ class MicroBatchGraphs {
     model::MicroBatch inputs;              // the graph reads these tensors
     std::vector<model::Parameter*> ready;  // in the order in which their gradients are complete
     std::vector<bool> fresh;               // the value of fresh() after a replay
+    model::HookState hooks;                // the state of the hooks after a replay
   };
-  // The micro-batch's sizes, which optional inputs it has, and the value of fresh() before it.
-  // Fresh gradients are overwritten, so the kernels differ.
+  // The micro-batch's sizes, which optional inputs it has, where gradients are, the state of the
+  // hooks, and the value of fresh() before it. Fresh gradients are overwritten, so the kernels
+  // differ.
   using Key = std::pair<std::vector<int64_t>, std::vector<bool>>;
 
   bool possible(const model::MicroBatch& batch, int64_t k) const;
@@ -64,6 +69,7 @@ class MicroBatchGraphs {
   Stream& compute_;
   model::ParamStore& params_;
   pipeline::Pipeline& pipeline_;
+  model::DataParallel& data_parallel_;
   plan::CudaGraphs plan_;
   std::string failure_;
   bool held_ = false;

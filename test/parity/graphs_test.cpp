@@ -355,6 +355,68 @@ TEST_CASE("graphs give the bits of single launches for ranks that communicate in
   }
 }
 
+TEST_CASE("graphs give the bits of single launches where micro-batches gather parameters") {
+  struct Case {
+    const char* name;
+    int ranks;
+    Changes changes = {};
+    int64_t samples = 2;  // ranks that read different samples
+    // In 20 steps of 5 micro-batches, without the first and the last. Where units begin at other
+    // places in memory than before, a micro-batch runs without a graph first.
+    int64_t replays = 60 - 2;
+  };
+  const std::vector<Case> cases{
+      {"fsdp2", 2},
+      {"values that stay until backward", 2, {"distributed.reshard_after_forward=false"}},
+      {"nothing is gathered ahead",
+       2,
+       {"distributed.fsdp2_forward_prefetch_depth=0",
+        "distributed.fsdp2_backward_prefetch_depth=0"},
+       2,
+       60 - 1},
+      {"much is gathered ahead",
+       2,
+       {"distributed.fsdp2_forward_prefetch_depth=3", "distributed.fsdp2_backward_prefetch_depth=3",
+        "model.num_layers=5"},
+       2,
+       60 - 4},
+      {"weights in 8 bits",
+       2,
+       {"debug.emulate_fp8=true",
+        "mixed_precision={name: bf16_mixed, fp8: hybrid, fp8_param_gather: true}"}},
+      {"replicas, bf16",
+       4,
+       {"distributed.dp_replicate_size=2", "mixed_precision.name=bf16_mixed"},
+       4},
+      {"recomputed layers", 2, {"recompute.granularity=full", "model.hidden_dropout=0.1"}},
+      {"tp", 4, {"distributed.tp_size=2", "distributed.sequence_parallel=true"}},
+      {"cp", 4, {"distributed.cp_size=2"}},
+      {"experts", 2, kShared, 2, 40 - 3}};  // 4 micro-batches
+  const auto all_ranks = [&](const Case& c, bool graphs) {
+    const Recipe r = recipe_of(with({"distributed.strategy=fsdp2", "train.micro_batch_size=2",
+                                     fmt::format("train.global_batch_size={}", 10 * c.samples)},
+                                    c.changes),
+                               graphs, c.ranks);
+    std::vector<GraphRun> runs(size_t(c.ranks));
+    run_ranks(c.ranks, "thread",
+              [&](TestRank& rank) {
+                runs[size_t(rank.rank())] = train_graphs(r, rank.device, rank.world);
+              },
+              {.device = [] { return recording(); }});
+    return runs;
+  };
+  for (const Case& c : cases) {
+    CAPTURE(c.name);
+    const auto off = all_ranks(c, false), on = all_ranks(c, true);
+    for (size_t rank = 0; rank < size_t(c.ranks); ++rank) {
+      CAPTURE(on[rank].plan);
+      CHECK(on[rank].failures.empty());
+      CHECK(on[rank].replays == c.replays);
+      check_same(off[rank].result, on[rank].result);
+    }
+  }
+}
+
 TEST_CASE("a replay that waits for a rank that has failed names the call and the reason") {
   const Recipe r = recipe_of(with(kAccumulate, {"distributed.tp_size=2"}), true, 2);
   std::string message;

@@ -205,12 +205,53 @@ TEST_CASE("buffers of a pool that another stream still reads are waited for befo
   CHECK(m.read(out) == 8);
 }
 
+TEST_CASE("a replay comes after the work of streams for which the region waited") {
+  Machine m;
+  const Buffer a = m.numbers(1, &m.other), b = m.numbers(1), c = m.numbers(1, &m.other);
+  set(m.other, a, 5);
+  set(m.compute, b, 1);
+  const Event others = m.other.record(), own = m.compute.record();
+  std::optional<Graph> graph;
+  {
+    Capture capture(m.compute, m.pool);
+    m.compute.wait(others);
+    affine(m.compute, a, b, 2, 0);
+    graph = capture.finish("region");
+  }
+  for (const int64_t value : {7, 8}) {  // with a stream that has no part in the graph
+    m.other.wait(m.compute.record());
+    set(m.other, a, value);
+    graph->replay();
+    CHECK(m.read(b) == 2 * value);
+  }
+  {
+    Capture capture(m.compute, m.pool);
+    m.other.wait(own);  // joins the graph at its start
+    affine(m.other, b, c, 10, 1);
+    m.compute.wait(m.other.record());
+    affine(m.compute, c, b, 1, 0);
+    graph = capture.finish("region");
+  }
+  set(m.compute, b, 3);
+  graph->replay();
+  CHECK(m.read(b) == 31);
+  set(m.compute, b, 4);
+  graph->replay();
+  CHECK(m.read(b) == 41);
+}
+
 TEST_CASE("launches that cannot be captured are refused by name, and have no effect") {
   Machine m("library_call");
   const Buffer a = m.numbers(1), b = m.numbers(1);
   set(m.compute, a, 1);
   set(m.compute, b, 2);
-  const Event before = m.other.record();
+  Event inside;
+  {
+    Capture capture(m.compute, m.pool);
+    affine(m.compute, a, a, 1, 0);
+    inside = m.compute.record();
+    capture.finish("another region");
+  }
   const auto refused = [&](const char* what, const std::function<void()>& region) {
     INFO(what);
     {
@@ -227,7 +268,8 @@ TEST_CASE("launches that cannot be captured are refused by name, and have no eff
   refused("upload", [&] { m.compute.upload(all_of(a), nullptr, &host); });
   refused("waiting for the end", [&] { m.compute.synchronize(); });
   refused("`set` on stream dp_param", [&] { set(m.other, a, 1); });
-  refused("wait of stream compute for work of dp_param", [&] { m.compute.wait(before); });
+  refused("wait of stream dp_param for work of compute in another graph",
+          [&] { m.other.wait(inside); });
   refused("not permitted", [&] { affine(m.compute, a, b, 1, 0, "library_call"); });
 
   Capture capture(m.compute, m.pool);

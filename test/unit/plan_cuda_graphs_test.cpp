@@ -65,7 +65,15 @@ TEST_CASE("requested graphs must be possible, or the error has the reason") {
       field, "the host waits for the numbers of rows");
   expect_error({.what = "packs", .set = asked({"packed_sequence.packed_sequence_size=1024"})},
                field, "packed");
-  expect_warning({.what = "fsdp2", .world = 2, .set = asked({})}, field, "sharded");
+  expect_accepts({.what = "fsdp2", .world = 2, .set = asked({})});
+  expect_warning({.what = "fsdp2 that reduces in each micro-batch",
+                  .world = 2,
+                  .set = asked({"distributed.defer_fsdp_grad_sync=false"})},
+                 field, "each micro-batch reduces them");
+  expect_warning({.what = "fsdp2, two micro-batches",
+                  .world = 2,
+                  .set = asked({"train.global_batch_size=32", "train.micro_batch_size=8"})},
+                 field, "each of a step's 2 micro-batches overlaps");
   expect_accepts({.what = "fsdp2 of one rank", .set = asked({"distributed.strategy=fsdp2"})});
   expect_warning(
       {.what = "zero 3", .world = 2, .set = asked({"distributed.strategy=megatron_fsdp"})}, field,
@@ -113,7 +121,12 @@ TEST_CASE("graphs are on where nothing forbids them, for micro-batches that do n
          "ddp.overlap_grad_reduce=false", "ddp.overlap_param_gather=false"};
   CHECK(text(2, tp) == "off: tp ranks communicate within a micro-batch, which only true records");
   CHECK(text(2, cp) == "off: cp ranks communicate within a micro-batch, which only true records");
-  const Overrides named{"train.enable_cuda_graph=true"};
+  const Overrides named{"train.enable_cuda_graph=true"}, fsdp2{"distributed.strategy=fsdp2"};
+  CHECK(text(2, fsdp2) == "off: micro-batches gather sharded parameters, which only true records");
+  CHECK(text(2, with(fsdp2, named)) ==
+        "on: micro-batches 2 to 15 of 16, the others communicate, with the gathers of their "
+        "parameters");
+  CHECK(graphs(2, on_cuda(with(fsdp2, named))).communicates);
   CHECK(text(2, with(tp, named)) == "on: every micro-batch, with the communication of tp ranks");
   CHECK(text(4, with(with(tp, cp), named)) ==
         "on: every micro-batch, with the communication of tp and cp ranks");

@@ -45,6 +45,12 @@ class MultiRankDataParallel : public model::DataParallel {
   void pin(model::ParamUnit& u) override { values_->pin(u); }
   void unpin(model::ParamUnit& u) override { values_->unpin(u); }
 
+  // Gradients have no state here: micro-batches that reduce some are not captured.
+  model::HookState hook_state() const override { return values_->hook_state(); }
+  void set_hook_state(const model::HookState& state, const Event& done) override {
+    values_->set_hook_state(state, done);
+  }
+
   void begin_step(int64_t micro_batches) override { grads_->begin_step(micro_batches); }
   void grad_ready(model::Parameter& p) override { grads_->ready(p); }
   float grad_factor() const override { return average_ ? float(groups_.dense.all.size()) : 1; }

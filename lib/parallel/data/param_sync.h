@@ -3,6 +3,7 @@
 #pragma once
 #include <memory>
 
+#include "model/data_parallel.h"
 #include "model/param/parameters.h"
 #include "model/quantizer.h"
 #include "model/step.h"
@@ -16,6 +17,8 @@ class ParamSync : public model::ParamHooks {
   // As in model::DataParallel.
   virtual void updated(model::ParamUnit&) {}
   virtual void before_update() {}
+  virtual model::HookState hook_state() const { return {}; }
+  virtual void set_hook_state(const model::HookState&, const Event& /*done*/) {}
 };
 
 // Every rank owns everything (ddp), and nothing is gathered.

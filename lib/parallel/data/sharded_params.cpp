@@ -84,6 +84,31 @@ class ShardedParams : public ParamSync {
     if (options_.forward_prefetch > 0 && at <= options_.forward_prefetch) gather(state);
   }
 
+  // Which slots units have, and in which order their memory is reused.
+  model::HookState hook_state() const override {
+    const auto saved = std::make_shared<Saved>(Saved{states_, slots_.state()});
+    std::vector<int64_t> key;
+    for (const State& s : states_) key.insert(key.end(), {slots_.place_of(s.slot), s.uses, s.pins});
+    for (const auto& slot : saved->slots.slots) {
+      const auto holder = std::ranges::find(states_, slot.holder, &State::unit);
+      const auto earlier = std::ranges::count_if(
+          saved->slots.slots, [&](const auto& other) { return other.released < slot.released; });
+      key.insert(key.end(), {holder - states_.begin(), slot.held, earlier});
+    }
+    return {std::move(key), saved};
+  }
+  void set_hook_state(const model::HookState& state, const Event& done) override {
+    const auto& saved = *static_cast<const Saved*>(state.data.get());
+    states_ = saved.states;
+    slots_.set_state(saved.slots, done);
+    for (State& s : states_) {
+      if (done) s.updated = s.gathered = done;  // the update is older
+      const Slot* const slot = s.slot;
+      model::ParamStore::set_value(*s.unit, slot ? slot->buffer : Tensor(),
+                                   slot ? slot->quantized : Tensor());
+    }
+  }
+
   // edge: the gathers that read what this rank owns -> its update
   void before_update() override { groups_.compute->wait(groups_.param_stream->record()); }
 
@@ -95,6 +120,11 @@ class ShardedParams : public ParamSync {
     int pins = 0;
     Event updated{}, gathered{};
     State *next_in_forward = nullptr, *next_in_backward = nullptr;
+  };
+
+  struct Saved {
+    std::vector<State> states;
+    UnitBufferPool::State slots;
   };
 
   // The ranks that gather a unit use its slots in the same order, and therefore register them in

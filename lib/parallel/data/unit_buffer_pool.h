@@ -50,6 +50,23 @@ class UnitBufferPool {
   }
   void release(Slot& slot, Event last_use);
 
+  // The state of the slots, without their memory. Slots are neither added nor removed by it.
+  struct State {
+    struct Of {
+      model::ParamUnit* holder;
+      bool held;
+      Event last_use;
+      uint64_t released;
+    };
+    std::vector<Of> slots;
+    uint64_t releases;
+  };
+  State state() const;
+  // Events become `done`, if it is one.
+  void set_state(const State& state, const Event& done);
+  // Returns the slot's place among the slots; -1 for null.
+  int64_t place_of(const Slot* slot) const;
+
  private:
   // The elements of a unit's slot, by type.
   struct Extent {
