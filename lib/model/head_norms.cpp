@@ -1,4 +1,6 @@
 #include "model/head_norms.h"
+
+#include "ops/blocks.h"
 #include "ops/elementwise.h"
 #include "ops/norm.h"
 
@@ -44,8 +46,14 @@ ops::SharedRows HeadNorms::shared(const Tensor& sum_2T, int64_t which,
 Tensor HeadNorms::forward(Step& step, const Tensor& raw_TN, Statistics& statistics) const {
   Stream& stream = step.compute;
   const Tensor qkv_TN = Tensor::empty(stream, raw_TN.shape(), raw_TN.dtype());
-  ops::cast(stream, raw_TN, qkv_TN);  // copies v; the norms overwrite q and k
-  const int64_t T = raw_TN.dim(0);
+  const int64_t T = raw_TN.dim(0), v = (k_.first_head + k_.heads) * k_.D;
+  ops::copy_blocks(stream, raw_TN, qkv_TN,
+                   {{.from_row = 0,
+                     .from_column = v,
+                     .to_row = 0,
+                     .to_column = v,
+                     .rows = T,
+                     .columns = raw_TN.dim(1) - v}});
   Tensor sum_2T;
   if (shares_rows()) {
     sum_2T = Tensor::empty(stream, {2 * T}, DType::f32);
@@ -53,10 +61,11 @@ Tensor HeadNorms::forward(Step& step, const Tensor& raw_TN, Statistics& statisti
     ops::head_norm_sums(stream, raw_TN, k_, sum_2T.flat(T, {T}));
     tensor_->sum(sum_2T);
   }
-  statistics.rstd_q =
-      ops::head_norm(stream, weights(*q_norm_), raw_TN, qkv_TN, q_, shared(sum_2T, 0, q_));
+  // q comes last: its launch names the entire result, which is complete then.
   statistics.rstd_k =
       ops::head_norm(stream, weights(*k_norm_), raw_TN, qkv_TN, k_, shared(sum_2T, 1, k_));
+  statistics.rstd_q =
+      ops::head_norm(stream, weights(*q_norm_), raw_TN, qkv_TN, q_, shared(sum_2T, 0, q_));
   return qkv_TN;
 }
 

@@ -133,6 +133,8 @@ Tensor head_norm(Stream& stream, const NormWeights& w, const Tensor& in_TN, cons
   kernels::NormForward args{.kind = NormKind::rms, .x_TH = head_part(in_TN, range)};
   args.w_H = w.w_H, args.plus_one = w.plus_one;
   args.y_TH = head_part(out_TN, range), args.rstd_T = rstd;
+  // Heads before the range may not have been written yet.
+  if (range.first_head > 0) args.y_TH = partly_written(args.y_TH);
   args.T = T, args.H = range.width(), args.heads = range.rows(), args.token_stride = in_TN.dim(1),
   args.eps = w.eps, args.sm_margin = stream.device().norm_sm_margin();
   args.sum_T = shared.sum_T, args.width = shared.width;
