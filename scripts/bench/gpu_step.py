@@ -37,13 +37,15 @@ class Engines:
     search: float  # time of GEMMs, relative to that of the best of 8 algorithms
     clears_dq: bool  # attention's backward clears its sums first
     experts_swiglu: float  # share of a copy's rate
+    copies_qkv: bool  # norms of queries and keys first copy all of qkv, and not v alone
     host: float  # seconds between steps in which the device waits
 
 
-# The last six are estimates. Contention: NCCL with all its blocks, and with blocks bounded by traffic at a higher priority.
+# The last seven are estimates, but for copies_qkv. Contention: NCCL with all its blocks, and with blocks bounded by
+# traffic at a higher priority.
 # Neither counts what is off by default: copy engines (ddp.nccl_ub), early starts of kernels, and a margin for GEMMs.
-BEFORE = Engines("before", "own", "plain", (300e12, 220e12, 220e12), 1.18, 1.0, True, 0.45, 2e-3)
-AFTER = Engines("after", "cudnn", "cudnn", (600e12, 600e12, 550e12), 1.12, 0.98, False, 0.8, 0.2e-3)
+BEFORE = Engines("before", "own", "plain", (300e12, 220e12, 220e12), 1.18, 1.0, True, 0.45, True, 2e-3)
+AFTER = Engines("after", "cudnn", "cudnn", (600e12, 600e12, 550e12), 1.12, 0.98, False, 0.8, False, 0.2e-3)
 
 # (sequence, forward, backward) in TFLOP/s; the row of 1024 is an extrapolation.
 CUDNN = [(1024, 370, 280), (2048, 484, 370), (4096, 591, 474), (32768, 688, 581)]
@@ -105,7 +107,8 @@ CASES = [
     Case("Llama 8B, 32,768 tokens, cp 4, fsdp2 over 8 GPUs", "llama3_1_8b",
          ("dataset.seq_length=32768", "distributed.cp_size=4", "train.global_batch_size=16"), 8),
     Case("Gemma 2 2B, 8,192 tokens, fsdp2 over 16 GPUs", "gemma2_2b", ("dataset.seq_length=8192", "train.global_batch_size=64"), 16),
-    Case("Qwen3-30B-A3B, ep 8, fsdp2 over 64 GPUs", "qwen3_30b_a3b", (), 64),
+    Case("Qwen3-30B-A3B, ep 8 over 64 GPUs", "qwen3_30b_a3b", (), 64),
+    Case("Qwen3-30B-A3B, ep 8 over 64 GPUs, micro-batches of 2", "qwen3_30b_a3b", ("train.micro_batch_size=2",), 64),
 ]
 
 
@@ -147,10 +150,15 @@ def add_layer(step, s, settings, cp, ep, again, engines, times, slower):
     add_attention(step, s, settings, cp, engines, times)
     if settings.get("recompute.granularity") == "selective":
         add_attention(step, s, settings, cp, engines, times, recomputed=True)
+    launches = 28
     step.memory("norms", 2 * t * h * 8, (1.5 if again else 1) * times)  # with the residual: reads 2, writes 2
     step.memory("norms", 2 * t * h * 8, times)
+    if s["qk_norm"]:
+        kv = s["kv_heads"] * s["head_dim"]
+        copied = qkv if engines.copies_qkv else kv
+        step.memory("norms", 2 * t * (5 * (qkv - kv) + 2 * copied), times)  # forward reads and writes; backward reads 2
+        launches += 5
     step.memory("rope", 2 * 2 * t * (qkv - s["kv_heads"] * s["head_dim"]) * 2, times)
-    launches = 28
     if s["experts"]:
         add_experts(step, s, t, ep, engines, times, slower)
         launches += 24
@@ -181,7 +189,7 @@ def add_experts(step, s, t, ep, engines, times, slower):
 
 
 def step_of(case, settings, gpu, engines):
-    s = shape_of(settings)
+    s = dict(shape_of(settings), qk_norm=settings["model.qk_layernorm"] == "true")
     cp = int(settings.get("distributed.cp_size", "1"))
     ep = int(settings.get("distributed.ep_size", "1"))
     step, dp = Step(COPY[gpu], engines.search), case.ranks // cp
