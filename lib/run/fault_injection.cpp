@@ -1,6 +1,7 @@
 #include "run/fault_injection.h"
 
 #include <csignal>
+#include <cstdlib>
 #include <set>
 #include <thread>
 
@@ -30,10 +31,17 @@ void FaultInjection::before_step(int64_t step) {
 
 std::function<void(std::string_view)> FaultInjection::in_save(int64_t step) const {
   if (!is_due(step) || options_.moment != Moment::save) return {};
-  // On rank 0 the data are written, but the commit is not done. On other ranks they are not
-  // written.
-  return [this](std::string_view moment) {
-    if (options_.rank != 0 || moment != "write") fail();
+  // Without a moment: on rank 0 the data are written, but the commit is not done. On other ranks
+  // they are not written.
+  const std::string of_save = options_.of_save.empty()
+                                  ? std::string(options_.rank == 0 ? "manifest" : "write")
+                                  : options_.of_save;
+  const size_t blank = of_save.find(' ');
+  const std::string name = of_save.substr(0, blank);
+  const int64_t number =
+      blank == std::string::npos ? 1 : std::strtoll(of_save.c_str() + blank, nullptr, 10);
+  return [this, name, left = std::make_shared<int64_t>(number)](std::string_view moment) {
+    if (moment == name && --*left == 0) fail();
   };
 }
 
