@@ -1,5 +1,6 @@
 #include "run/fault_injection.h"
 
+#include <algorithm>
 #include <csignal>
 #include <cstdlib>
 #include <set>
@@ -36,11 +37,13 @@ std::function<void(std::string_view)> FaultInjection::in_save(int64_t step) cons
   const std::string of_save = options_.of_save.empty()
                                   ? std::string(options_.rank == 0 ? "manifest" : "write")
                                   : options_.of_save;
-  const size_t blank = of_save.find(' ');
-  const std::string name = of_save.substr(0, blank);
+  // "block 3" is the third moment of this name; other names have blanks, too.
+  const size_t blank = of_save.rfind(' ');
   const int64_t number =
-      blank == std::string::npos ? 1 : std::strtoll(of_save.c_str() + blank, nullptr, 10);
-  return [this, name, left = std::make_shared<int64_t>(number)](std::string_view moment) {
+      blank == std::string::npos ? 0 : std::strtoll(of_save.c_str() + blank, nullptr, 10);
+  const std::string name = number > 0 ? of_save.substr(0, blank) : of_save;
+  return [this, name,
+          left = std::make_shared<int64_t>(std::max<int64_t>(number, 1))](std::string_view moment) {
     if (moment == name && --*left == 0) fail();
   };
 }
