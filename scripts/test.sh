@@ -260,7 +260,7 @@ if ((nightly)); then
   for set in $(narrower_sets); do phase "tests: release, as on $set" run_as_on "$set"; done
   phase "tests: emulated CUDA" run_emulator release
   if command -v strace >/dev/null; then
-    phase "kills of a save" python3 -B test/process/killed_save_test.py "$(program_path mtrain)"
+    phase "kills of a save" python3 -B test/process/killed_save_test.py "$(program_path mtrain)" "$(program_path mtrain-launch)" --nightly
   else
     closing_lines+=("kills of a save: left out, since strace is missing")
   fi

@@ -13,7 +13,8 @@ constexpr std::chrono::milliseconds kBetweenMeetings{200};
 
 constexpr char kSeparator = '\0';  // between an error's message and its hint
 
-// Runs `work`, and converts errors of files.
+}  // namespace
+
 void with_save_errors(const std::function<void()>& work) {
   try {
     work();
@@ -26,7 +27,19 @@ void with_save_errors(const std::function<void()>& work) {
   }
 }
 
-}  // namespace
+std::string print_error(const SaveError& error) {
+  return error.message() + kSeparator + error.hint();
+}
+
+SaveError parse_error(const std::string& text) {
+  const size_t end = text.find(kSeparator);
+  return SaveError(text.substr(0, end), text.substr(end + 1));
+}
+
+SaveError error_of_rank(size_t rank, const std::string& text) {
+  const SaveError error = parse_error(text);
+  return SaveError(fmt::format("rank {}: {}", rank, error.message()), error.hint());
+}
 
 void Meetings::during_work() {
   if (control_.size() == 1) return;
@@ -56,16 +69,12 @@ void all_together(const comm::HostCollectives& control,
   try {
     with_save_errors([&] { work(meetings); });
   } catch (const SaveError& e) {
-    own = e.message() + kSeparator + e.hint();
+    own = print_error(e);
   }
   meetings.finish();
   const std::vector<std::string> errors = control.texts(own);
-  for (size_t rank = 0; rank < errors.size(); ++rank) {
-    if (errors[rank].empty()) continue;
-    const size_t end = errors[rank].find(kSeparator);
-    throw SaveError(fmt::format("rank {}: {}", rank, errors[rank].substr(0, end)),
-                    errors[rank].substr(end + 1));
-  }
+  for (size_t rank = 0; rank < errors.size(); ++rank)
+    if (!errors[rank].empty()) throw error_of_rank(rank, errors[rank]);
 }
 
 }  // namespace mtrain::checkpoint

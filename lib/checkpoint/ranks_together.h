@@ -2,7 +2,9 @@
 #pragma once
 #include <chrono>
 #include <functional>
+#include <string>
 
+#include "checkpoint/save_error.h"
 #include "comm/host_collectives.h"
 
 namespace mtrain::checkpoint {
@@ -22,6 +24,15 @@ class Meetings {
   const comm::HostCollectives& control_;
   std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
 };
+
+// Runs `work`, and throws errors of files as SaveErrors.
+void with_save_errors(const std::function<void()>& work);
+
+// The text in which a rank sends an error to others, and its reader. It is never empty.
+std::string print_error(const SaveError& error);
+SaveError parse_error(const std::string& text);
+// Returns the error with the number of the rank that has sent the text.
+SaveError error_of_rank(size_t rank, const std::string& text);
 
 // Runs `work` on this rank, and returns when that of all ranks has ended. If a file cannot be
 // written or read back on some ranks, all ranks throw the SaveError of the first of them, with its

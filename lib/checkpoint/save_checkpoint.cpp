@@ -7,7 +7,7 @@
 
 #include "base/file.h"
 #include "checkpoint/ranks_together.h"
-#include "checkpoint/shard_writer.h"
+#include "checkpoint/save_steps.h"
 #include "checkpoint/state_entries.h"
 #include "checkpoint/train_checkpoint.h"
 #include "storage/free_space.h"
@@ -38,34 +38,24 @@ std::string float8_state(const CheckpointParts& t) {
 }
 
 // Waits until this host sees what another rank has made: some file systems show new files late.
-void await(Meetings& meetings, const std::function<bool()>& visible,
+void await(const std::function<void()>& meanwhile, const std::function<bool()>& visible,
            const std::function<RunError()>& error) {
   constexpr std::chrono::seconds kLongest{60};
   const auto end = std::chrono::steady_clock::now() + kLongest;
   while (!visible()) {
     if (std::chrono::steady_clock::now() > end) throw error();
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    meetings.during_work();
+    meanwhile();
   }
 }
 
 constexpr const char* kShare = "checkpoint.dir must be a folder that all hosts share";
 
-void await_folder(Meetings& meetings, const fs::path& folder) {
+void await_file(const std::function<void()>& meanwhile, const fs::path& file, size_t rank,
+                int64_t bytes) {
   std::error_code error;
   await(
-      meetings, [&] { return fs::is_directory(folder, error); },
-      [&] {
-        return RunError(fmt::format("{} does not see the folder {}, which rank 0 has made",
-                                    host_name(), folder.string()),
-                        kShare);
-      });
-}
-
-void await_file(Meetings& meetings, const fs::path& file, size_t rank, int64_t bytes) {
-  std::error_code error;
-  await(
-      meetings, [&] { return int64_t(fs::file_size(file, error)) == bytes && !error; },
+      meanwhile, [&] { return int64_t(fs::file_size(file, error)) == bytes && !error; },
       [&] {
         return RunError(
             fmt::format("{} does not see {} with its {} bytes, which rank {} has written",
@@ -91,30 +81,31 @@ void add_shards(const std::vector<WrittenShard>& shards, storage::CheckpointInde
   }
 }
 
-void write_state(const CheckpointParts& t, const TrainProgress& progress, const std::string& float8,
-                 const fs::path& folder, SaveOptions& options) {
+void write_state(const SavedState& saved, const fs::path& folder, SaveOptions& options) {
+  const TrainProgress& progress = saved.progress;
   storage::TrainState& state = options.state;
   state.set(kStep, progress.steps_done);
   if (progress.updates != progress.steps_done) state.set(kUpdates, progress.updates);
   if (!progress.loss_scale.empty()) state.set(kLossScale, progress.loss_scale);
-  state.set(kRanks, t.control.size());
-  if (!float8.empty()) state.set(kFloat8Scales, float8);
+  state.set(kRanks, saved.ranks);
+  if (!saved.float8.empty()) state.set(kFloat8Scales, saved.float8);
   state.set(storage::kRecipeEntry, options.recipe);
   state.save(folder / kState);
   write_file_atomic(folder / storage::kRecipeCopy, options.recipe);
 }
 
 // Collects the shards of all ranks on rank 0, and checks that they are the model.
-storage::CheckpointIndex gather_index(const CheckpointParts& t, Meetings& meetings,
+storage::CheckpointIndex gather_index(const std::vector<spec::TensorSpec>& parameters,
                                       const fs::path& folder, const std::vector<std::string>& texts,
-                                      std::map<std::string, std::string>& sums) {
+                                      std::map<std::string, std::string>& sums,
+                                      const std::function<void()>& meanwhile) {
   storage::CheckpointIndex index;
   for (size_t rank = 0; rank < texts.size(); ++rank) {
     const std::vector<WrittenShard> shards = parse_shards(texts[rank]);
-    for (const WrittenShard& s : shards) await_file(meetings, folder / s.name, rank, s.bytes);
+    for (const WrittenShard& s : shards) await_file(meanwhile, folder / s.name, rank, s.bytes);
     add_shards(shards, index, sums);
   }
-  for (const spec::TensorSpec& p : t.parameters)
+  for (const spec::TensorSpec& p : parameters)
     MT_CHECK(index.weights.contains(p.name), "no rank has written {}", p.name);
   for (const auto set : {storage::TensorSet::weights, storage::TensorSet::optimizer})
     for (const auto& [name, tensor] : index.of(set)) {
@@ -126,7 +117,15 @@ storage::CheckpointIndex gather_index(const CheckpointParts& t, Meetings& meetin
   return index;
 }
 
-// Returns the bytes of all tensors of the checkpoint. All ranks must call it.
+}  // namespace
+
+SavedState saved_state(const CheckpointParts& t, const TrainProgress& progress) {
+  return {.progress = progress,
+          .float8 = float8_state(t),
+          .ranks = t.control.size(),
+          .parameters = t.parameters};
+}
+
 int64_t bytes_of_all_ranks(const CheckpointParts& t) {
   int64_t bytes = 0;
   for (const std::string& rank : t.control.texts(std::to_string(shard_bytes(t))))
@@ -134,7 +133,28 @@ int64_t bytes_of_all_ranks(const CheckpointParts& t) {
   return bytes;
 }
 
-}  // namespace
+void await_folder(const fs::path& folder, const std::function<void()>& meanwhile) {
+  std::error_code error;
+  await(
+      meanwhile, [&] { return fs::is_directory(folder, error); },
+      [&] {
+        return RunError(fmt::format("{} does not see the folder {}, which rank 0 has made",
+                                    host_name(), folder.string()),
+                        kShare);
+      });
+}
+
+fs::path commit_checkpoint(storage::CheckpointWriter& writer, const SavedState& state,
+                           const std::vector<std::string>& texts, SaveOptions options,
+                           const std::function<void()>& meanwhile) {
+  std::map<std::string, std::string> sums;
+  storage::CheckpointIndex index =
+      gather_index(state.parameters, writer.folder(), texts, sums, meanwhile);
+  write_state(state, writer.folder(), options);
+  writer.set_index(std::move(index), std::move(sums));
+  writer.set_step_hook(options.on_commit);
+  return writer.commit();
+}
 
 fs::path save_checkpoint(const CheckpointParts& t, const TrainProgress& progress,
                          SaveOptions options) {
@@ -149,7 +169,7 @@ fs::path save_checkpoint(const CheckpointParts& t, const TrainProgress& progress
   const fs::path folder = t.control.texts(first ? writer->folder().string() : "")[0];
   std::vector<WrittenShard> shards;
   all_together(t.control, [&](Meetings& meetings) {
-    await_folder(meetings, folder);
+    await_folder(folder, [&] { meetings.during_work(); });
     if (options.on_commit) options.on_commit("write");
     shards = write_shards(
         t, folder,
@@ -159,19 +179,13 @@ fs::path save_checkpoint(const CheckpointParts& t, const TrainProgress& progress
         },
         [&](const std::function<void()>& work) { meetings.run(work); });
   });
-  const std::string float8 = float8_state(t);
+  const SavedState state = saved_state(t, progress);
   const std::vector<std::string> texts = t.control.texts(shards_text(shards));
   fs::path committed;
   all_together(t.control, [&](Meetings& meetings) {
     if (!first) return;
-    std::map<std::string, std::string> sums;
-    storage::CheckpointIndex index = gather_index(t, meetings, folder, texts, sums);
-    meetings.run([&] {
-      write_state(t, progress, float8, folder, options);
-      writer->set_index(std::move(index), std::move(sums));
-      writer->set_step_hook(options.on_commit);
-      committed = writer->commit();
-    });
+    meetings.run(
+        [&] { committed = commit_checkpoint(*writer, state, texts, std::move(options), [] {}); });
   });
   return committed;
 }

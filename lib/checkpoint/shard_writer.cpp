@@ -1,6 +1,7 @@
 #include "checkpoint/shard_writer.h"
 
 #include <algorithm>
+#include <map>
 
 #include <nlohmann/json.hpp>
 
@@ -17,80 +18,23 @@ using storage::TensorSet;
 
 namespace {
 
-// A tensor of a rank's file: a part of this rank's memory, which is a piece of a saved tensor.
-struct ShardPiece {
-  std::string tensor;  // its name, without that of the piece
-  Shape shape;         // of the full tensor
-  StridedRun run;
-  Tensor values;
+using Written = std::function<void(int64_t bytes)>;  // called after each part of a piece
 
-  std::string name() const { return storage::piece_name(tensor, run); }
-  int64_t bytes() const { return values.count() * dtype_size(values.dtype()); }
-};
-
-// Returns the part of an owned range that a planned run is.
-const model::OwnedPart& part_with(const std::vector<model::OwnedPart>& parts,
-                                  const PlannedRun& run) {
-  const auto part = std::ranges::find_if(parts, [&](const model::OwnedPart& p) {
-    return p.in_param <= run.here && run.here + run.full.total() <= p.in_param + p.count;
-  });
-  MT_CHECK(part != parts.end(), "this rank owns no elements {} + {} of {}", run.here,
-           run.full.total(), run.parameter->name);
-  return *part;
-}
-
-// Returns the pieces of both sets, the weights first.
-std::vector<ShardPiece> pieces_of(const CheckpointParts& t, TensorSet set) {
-  const std::vector<optim::StateTensor> state = t.optimizer.state();
-  std::vector<SavedKind> kinds;
-  if (set == TensorSet::weights)
-    kinds.push_back({"", [](const model::ParamSpec&) { return true; }});
-  else
-    for (const optim::StateTensor& s : state)
-      kinds.push_back(
-          {s.suffix, [values = &s.values](const model::ParamSpec& p) { return values->has(p); }});
-  std::vector<ShardPiece> pieces;
-  if (t.control.rank() == 0)
-    for (const ReplicatedTensor& r : t.replicated)
-      if (r.of_model == (set == TensorSet::weights))
-        pieces.push_back(
-            {r.name, r.value.shape(), {.first = 0, .count = r.value.count()}, r.value});
-  for (const PlannedRun& run : save_plan(t.params, t.copies, kinds)) {
-    const model::Parameter& p = *run.parameter;
-    const std::vector<model::OwnedPart> parts = owned_parts(p);
-    const model::OwnedPart& part = part_with(parts, run);
-    const int64_t in_range = part.in_range + run.here - part.in_param, count = run.full.total();
-    const Tensor values = set == TensorSet::weights
-                              ? part.range->weights().flat(in_range, {count})
-                              : state[run.kind].values.at(*p.unit, *part.range, in_range, count);
-    pieces.push_back({p.name + kinds[run.kind].suffix, p.full_shape(), run.full, values});
-  }
-  // Wider types come first in a file, so that all tensors are aligned.
-  std::ranges::stable_sort(pieces, std::greater<>(),
-                           [](const ShardPiece& p) { return dtype_size(p.values.dtype()); });
-  return pieces;
-}
-
-WrittenShard write_file(const CheckpointParts& t, const fs::path& path, TensorSet set,
-                        const std::vector<ShardPiece>& pieces,
-                        const std::function<void(int64_t)>& written,
+// Writes one file. `write` writes the values of a piece.
+template <class Piece, class Write>
+WrittenShard write_file(const fs::path& path, TensorSet set, const std::vector<Piece>& pieces,
+                        const Write& write,
                         const std::function<void(const std::function<void()>&)>& in_background) {
   std::vector<storage::TensorInfo> infos;
-  for (const ShardPiece& p : pieces)
-    infos.push_back({p.name(), p.values.dtype(), Shape{p.values.count()}});
+  for (const ShardPiece& p : pieces) infos.push_back({p.name(), p.dtype, Shape{p.count()}});
   storage::SafetensorsWriter file(path, infos, storage::Metadata{{"format", "mtrain"}},
                                   storage::SafetensorsWriter::Sums::beside);
   WrittenShard shard{.name = path.filename().string()};
   shard.index.files.push_back(shard.name);
-  for (const ShardPiece& p : pieces) {
-    int64_t rest = p.bytes();
-    file.write(p.name(), p.values.flat(0, {p.values.count()}), t.compute, [&] {
-      const int64_t n = std::min(rest, storage::SafetensorsWriter::kCopiedAtOnce);
-      rest -= n;
-      written(n);
-    });
+  for (const Piece& p : pieces) {
+    write(file, p);
     storage::PiecedTensor& tensor = shard.index.of(set)[p.tensor];
-    tensor.dtype = p.values.dtype();
+    tensor.dtype = p.dtype;
     tensor.shape = p.shape;
     tensor.pieces.push_back({.file = 0, .run = p.run});
   }
@@ -100,41 +44,74 @@ WrittenShard write_file(const CheckpointParts& t, const fs::path& path, TensorSe
   return shard;
 }
 
-constexpr TensorSet kShardSets[] = {TensorSet::weights, TensorSet::optimizer};
+void write_live(storage::SafetensorsWriter& file, const LivePiece& p, Stream& compute,
+                const Written& written) {
+  int64_t rest = p.bytes();
+  file.write(p.name(), p.values, compute, [&] {
+    const int64_t n = std::min(rest, storage::SafetensorsWriter::kCopiedAtOnce);
+    rest -= n;
+    written(n);
+  });
+}
+
+void write_copy(storage::SafetensorsWriter& file, const HostPiece& p, const Written& written) {
+  const int64_t size = dtype_size(p.dtype), part = storage::SafetensorsWriter::kCopiedAtOnce / size;
+  for (int64_t first = 0; first < p.count(); first += part) {
+    const int64_t n = std::min(part, p.count() - first);
+    file.write_part(p.name(), {p.values.as<char>() + first * size, n, p.dtype});
+    written(n * size);
+  }
+}
+
+// Writes the files of this rank that have pieces. `write` writes the values of a piece, and calls
+// its last argument.
+template <class Piece, class Write>
+std::vector<WrittenShard> write_files(
+    const std::map<TensorSet, std::vector<Piece>>& pieces, int rank, const fs::path& folder,
+    const Write& write, const WriteProgress& progress,
+    const std::function<void(const std::function<void()>&)>& in_background) {
+  int64_t done = 0, total = 0;
+  for (const auto& [set, of_file] : pieces)
+    for (const ShardPiece& p : of_file) total += p.bytes();
+  const Written written = [&](int64_t bytes) {
+    done += bytes;
+    if (progress) progress(done, total);
+  };
+  std::vector<WrittenShard> shards;
+  for (const TensorSet set : kShardSets) {
+    const auto of_file = pieces.find(set);
+    if (of_file == pieces.end() || of_file->second.empty()) continue;
+    shards.push_back(write_file(
+        folder / storage::shard_file_name(set, rank), set, of_file->second,
+        [&](storage::SafetensorsWriter& file, const Piece& p) { write(file, p, written); },
+        in_background));
+  }
+  return shards;
+}
 
 }  // namespace
-
-int64_t shard_bytes(const CheckpointParts& t) {
-  int64_t bytes = 0;
-  for (const TensorSet set : kShardSets)
-    for (const ShardPiece& p : pieces_of(t, set)) bytes += p.bytes();
-  return bytes;
-}
 
 std::vector<WrittenShard> write_shards(
     const CheckpointParts& t, const fs::path& folder, const WriteProgress& progress,
     const std::function<void(const std::function<void()>&)>& in_background) {
-  // Gathers that started after the update may still write the units' values.
-  for (model::ParamUnit* unit : t.params.units()) own_master(t.data_parallel, *unit);
-  std::vector<std::vector<ShardPiece>> pieces;
-  int64_t done = 0, total = 0;
-  for (const TensorSet set : kShardSets) {
-    pieces.push_back(pieces_of(t, set));
-    for (const ShardPiece& p : pieces.back()) total += p.bytes();
-  }
-  std::vector<WrittenShard> shards;
-  for (size_t i = 0; i < pieces.size(); ++i) {
-    if (pieces[i].empty()) continue;
-    const fs::path path = folder / storage::shard_file_name(kShardSets[i], t.control.rank());
-    shards.push_back(write_file(
-        t, path, kShardSets[i], pieces[i],
-        [&](int64_t bytes) {
-          done += bytes;
-          if (progress) progress(done, total);
-        },
-        in_background));
-  }
-  return shards;
+  await_values(t);
+  std::map<TensorSet, std::vector<LivePiece>> pieces;
+  for (const TensorSet set : kShardSets) pieces[set] = live_pieces(t, set);
+  return write_files(
+      pieces, t.control.rank(), folder,
+      [&](storage::SafetensorsWriter& file, const LivePiece& p, const Written& written) {
+        write_live(file, p, t.compute, written);
+      },
+      progress, in_background);
+}
+
+std::vector<WrittenShard> write_shards(const Snapshot& snapshot, int rank, const fs::path& folder,
+                                       const WriteProgress& progress) {
+  snapshot.wait();
+  std::map<TensorSet, std::vector<HostPiece>> pieces;
+  for (const TensorSet set : kShardSets) pieces[set] = snapshot.pieces(set);
+  return write_files(pieces, rank, folder, write_copy, progress,
+                     [](const std::function<void()>& work) { work(); });
 }
 
 std::string shards_text(const std::vector<WrittenShard>& shards) {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/save_plan.h"
+#include "checkpoint/snapshot.h"
 #include "checkpoint/train_checkpoint.h"
 #include "storage/checkpoint_index.h"
 
@@ -22,9 +22,6 @@ struct WrittenShard {
 // Receives the bytes of tensors that are written, and their total.
 using WriteProgress = std::function<void(int64_t done, int64_t total)>;
 
-// Returns the bytes of the tensors that write_shards() writes on this rank.
-int64_t shard_bytes(const CheckpointParts& parts);
-
 // Writes this rank's files into `folder`, and returns them; none that would be empty. Rank 0 also
 // writes the replicated tensors. Waits for the work on `compute`. Calls `progress` after each piece
 // of at most 16 MiB, and `in_background` with work that does not use the device. Throws RunError.
@@ -32,6 +29,11 @@ std::vector<WrittenShard> write_shards(
     const CheckpointParts& parts, const std::filesystem::path& folder,
     const WriteProgress& progress,
     const std::function<void(const std::function<void()>&)>& in_background);
+// The same with a copy of the training; `rank` is this rank. Uses no device, waits for the copy,
+// and may run in any thread.
+std::vector<WrittenShard> write_shards(const Snapshot& snapshot, int rank,
+                                       const std::filesystem::path& folder,
+                                       const WriteProgress& progress);
 
 // The text in which a rank sends these files to rank 0, and its reader.
 std::string shards_text(const std::vector<WrittenShard>& shards);

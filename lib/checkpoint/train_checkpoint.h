@@ -55,8 +55,10 @@ struct SaveOptions {
   std::string recipe;           // the text of the recipe, for state.json and recipe.yaml
   // The caller's entries of state.json. Only those of rank 0 are written.
   storage::TrainState state;
-  // Called on each rank before it writes, and on rank 0 before each step of the commit; may be
-  // empty.
+  // Called with the name of each moment of a save; may be empty. On each rank there is "write",
+  // before it writes its files, and on rank 0 there are the steps of CheckpointWriter::commit(). A
+  // save in the background also has "stage", when the copies are enqueued, and "block", after each
+  // part of at most 16 MiB. Ranks other than 0 have "report", before they report to rank 0.
   std::function<void(std::string_view)> on_commit;
 };
 

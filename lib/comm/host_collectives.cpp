@@ -23,6 +23,16 @@ int64_t HostCollectives::least(int64_t own) const {
 
 bool HostCollectives::any(bool own) const { return least(own ? 0 : 1) == 0; }
 
+std::vector<bool> HostCollectives::any_of(const std::vector<bool>& own) const {
+  if (size_ == 1) return own;
+  const auto n = int64_t(own.size());
+  const Tensor t = Tensor::from_host<int64_t>(*stream_, {n}, {own.begin(), own.end()});
+  world_group_.all_reduce(t, Reduce::max, *stream_);
+  compute_->wait(stream_->record());
+  const std::vector<int64_t> all = t.to_host<int64_t>(*stream_);
+  return {all.begin(), all.end()};
+}
+
 std::vector<std::string> HostCollectives::texts(const std::string& own) const {
   if (size_ == 1) return {own};
   const auto all = [&](const auto& values) {

@@ -18,7 +18,9 @@ class HostCollectives {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
-  bool any(bool own) const;          // true if `own` is true on any rank
+  bool any(bool own) const;  // true if `own` is true on any rank
+  // The same for several questions at once.
+  std::vector<bool> any_of(const std::vector<bool>& own) const;
   int64_t least(int64_t own) const;  // the smallest of all ranks' values
   std::vector<std::string> texts(const std::string& own) const;  // every rank's text, by rank
 

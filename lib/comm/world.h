@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "comm/group.h"
+#include "comm/mailbox.h"
 #include "mesh/group_split.h"
 #include "mesh/mesh.h"
 
@@ -33,6 +34,8 @@ class Transport {
       const std::vector<mesh::GroupSplit>& /*splits*/) {
     return {};
   }
+  // Returns this rank's end of the mailbox of all ranks; null if the transport has none.
+  virtual std::shared_ptr<Mailbox> mailbox() { return nullptr; }
   // Makes ranks that wait in connect() throw, with the reason why a peer will not arrive. Any
   // thread may call it.
   virtual void abort(std::string_view /*reason*/) noexcept {}
@@ -62,6 +65,11 @@ class World {
   Group group(const std::string& name, const mesh::Mesh& mesh, const mesh::Axes& axes,
               Traffic traffic = Traffic::bulk);
   Group world_group(Traffic traffic = Traffic::bulk);  // all ranks of the job
+
+  // Returns this rank's end of the mailbox of all ranks. It must not outlive the world.
+  std::shared_ptr<Mailbox> mailbox() {
+    return transport_ ? transport_->mailbox() : shared_mailbox();
+  }
 
   // Aborts every group, including groups that are still connecting. Any thread may call it.
   void abort(std::string_view reason) noexcept;

@@ -144,8 +144,8 @@ void Stream::download_later(void* host, const Access& device) {
   if (device.bytes == 0) return;
   refuse_capture("a download");
   const std::lock_guard lock(order_);
-  backend_->download(register_launch({.name = "download", .reads = {device}}), host, device.data,
-                     device.bytes);
+  const LaunchInfo info{.name = "download", .reads = {device}, .writes = {{host, device.bytes}}};
+  backend_->download(register_launch(info), host, device.data, device.bytes);
 }
 
 uint64_t Stream::completed() const { return backend_->completed(); }

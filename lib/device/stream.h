@@ -75,6 +75,11 @@ class Event {
  public:
   Event() = default;
   bool ready() const { return !backend_ || backend_->ready(); }
+  // Blocks this thread until the event has passed, and rethrows failures of the work before it. Any
+  // thread may call it. The sanitizer does not count it; Stream::synchronize() does.
+  void wait() const {
+    if (backend_) backend_->wait();
+  }
   explicit operator bool() const { return backend_ != nullptr; }
 
  private:

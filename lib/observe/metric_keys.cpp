@@ -18,6 +18,7 @@ constexpr std::string_view kSpread = "the model has experts, and `ep_size` is ab
 constexpr std::string_view kFp16 = "`mixed_precision` is one of fp16";
 constexpr std::string_view kTimed = "timed steps of several ranks, for kinds that communicated";
 constexpr std::string_view kPaired = "timed steps in which a forward and a backward run as a pair";
+constexpr std::string_view kBackground = "a save in the background has ended since the last record";
 
 constexpr MetricKey kKeys[] = {
     {"step", Record::any, "", "number of the step, from 1; an evaluation comes after this step"},
@@ -44,6 +45,20 @@ constexpr MetricKey kKeys[] = {
      "kernels use workspace, on a GPU"},
     {"checkpoint.failed_saves", Record::step, "saves",
      "checkpoints that this process could not save until then", "a save has failed"},
+    {"checkpoint.skipped_saves", Record::step, "saves",
+     "checkpoints that were due while another was being written, and left out",
+     "`checkpoint.when_busy` is `skip`, and one was"},
+    {"checkpoint.stall_ms", Record::step, "ms",
+     "how long the host of rank 0 kept training waiting for saves since the record before",
+     "the first after a save"},
+    {"checkpoint.write_s", Record::step, "s",
+     "how long a save in the background took, from the end of the copies on", kBackground},
+    {"checkpoint.write_gb_per_s", Record::step, "GB/s",
+     "bytes of all tensors of that checkpoint over write_s", kBackground},
+    {"checkpoint.staged_bytes", Record::step, "bytes",
+     "host memory of the copy from which rank 0 has written", kBackground},
+    {"checkpoint.age_s", Record::step, "s", "time since the save of the newest checkpoint began",
+     "this process has saved one"},
     {"loss_scale", Record::step, "", "factor of the loss in this step", kFp16},
     {"skipped", Record::step, "", "1 if a gradient overflowed and nothing was updated, else 0",
      kFp16},

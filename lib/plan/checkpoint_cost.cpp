@@ -40,6 +40,17 @@ Count weight_bytes(const RunPlan& plan) {
   return plan.head_in_fp32 ? bytes + (4 - narrow) * head : bytes;
 }
 
+// Returns the largest part of a checkpoint that a rank writes. Ranks of a pipeline rank write equal
+// parts.
+double largest_share(const RunPlan& plan) {
+  Count all = 0, most = 0;
+  for (const MemoryEstimate& m : plan.memory) {
+    all += m.parameters;
+    most = std::max(most, m.parameters);
+  }
+  return all > 0 ? most / all / double(plan.layout.world / plan.layout.pp) : 0;
+}
+
 }  // namespace
 
 SaveHardware save_hardware(const recipe::HardwareConfig& h) {
@@ -54,10 +65,13 @@ CheckpointCost checkpoint_cost(const RunPlan& plan, const SaveHardware& hardware
   const Count all = plan.parameters.total(), muon = muon_elements(plan);
   const double moments = plan.optimizer.moments == DType::bf16 ? 4 : 8;
   CheckpointCost cost{.bytes = weight_bytes(plan) + 4 * muon + moments * (all - muon),
+                      .staged = {},
+                      .ranks_per_node = std::min(plan.layout.world, hardware.gpus_per_node),
                       .seconds = {},
                       .nodes = ceil_div(plan.layout.world, hardware.gpus_per_node),
                       .mtbf_s = {},
                       .interval_s = {}};
+  cost.staged = cost.bytes * largest_share(plan);
   if (hardware.disk_bytes_per_s) cost.seconds = cost.bytes / *hardware.disk_bytes_per_s;
   if (hardware.node_mtbf_s) cost.mtbf_s = *hardware.node_mtbf_s / double(cost.nodes);
   if (!cost.seconds || !cost.mtbf_s) return cost;

@@ -22,7 +22,9 @@ struct SaveHardware {
 SaveHardware save_hardware(const recipe::HardwareConfig& hardware);
 
 struct CheckpointCost {
-  Count bytes = 0;                // of weights and optimizer state
+  Count bytes = 0;   // of weights and optimizer state
+  Count staged = 0;  // of a copy of what the fullest rank writes, in host memory
+  int64_t ranks_per_node = 1;
   std::optional<double> seconds;  // in which a save writes them
   int64_t nodes = 1;
   std::optional<double> mtbf_s;      // mean time between failures of the job: of a node / nodes

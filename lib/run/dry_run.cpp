@@ -219,10 +219,23 @@ std::string save_duration(double seconds) {
                                  : fmt::format("{:.0f} h", seconds / kHour);
 }
 
+// Returns the host memory of copies from which checkpoints are written; empty without such.
+std::string staged_text(const plan::CheckpointOptions& c, const plan::CheckpointCost& cost) {
+  using Async = plan::CheckpointOptions::Async;
+  if (c.async == Async::off || !c.saves_during_training()) return "";
+  const int64_t ranks = cost.ranks_per_node;
+  return fmt::format(", written while training continues{}: a copy takes up to {} of host memory{}",
+                     c.async == Async::automatic ? " where memory allows" : "",
+                     human_bytes(cost.staged),
+                     ranks == 1 ? ""
+                                : fmt::format(" on a rank, {} on a host of {}",
+                                              human_bytes(cost.staged * double(ranks)), ranks));
+}
+
 // Describes a checkpoint: its size, the time of a save, and how often to save.
 std::string checkpoint_text(const RunPlan& plan, const plan::SaveHardware& hardware) {
   const plan::CheckpointCost cost = checkpoint_cost(plan, hardware);
-  std::string text = human_bytes(cost.bytes);
+  std::string text = human_bytes(cost.bytes) + staged_text(plan.checkpoint, cost);
   if (!cost.seconds)
     return text +
            "; with hardware.disk_gbps and hardware.mtbf_hours also the time of a save, and "

@@ -1,6 +1,8 @@
 #include "run/fault_injection.h"
 
+#include <algorithm>
 #include <csignal>
+#include <cstdlib>
 #include <set>
 #include <thread>
 
@@ -30,10 +32,19 @@ void FaultInjection::before_step(int64_t step) {
 
 std::function<void(std::string_view)> FaultInjection::in_save(int64_t step) const {
   if (!is_due(step) || options_.moment != Moment::save) return {};
-  // On rank 0 the data are written, but the commit is not done. On other ranks they are not
-  // written.
-  return [this](std::string_view moment) {
-    if (options_.rank != 0 || moment != "write") fail();
+  // Without a moment: on rank 0 the data are written, but the commit is not done. On other ranks
+  // they are not written.
+  const std::string of_save = options_.of_save.empty()
+                                  ? std::string(options_.rank == 0 ? "manifest" : "write")
+                                  : options_.of_save;
+  // "block 3" is the third moment of this name; other names have blanks, too.
+  const size_t blank = of_save.rfind(' ');
+  const int64_t number =
+      blank == std::string::npos ? 0 : std::strtoll(of_save.c_str() + blank, nullptr, 10);
+  const std::string name = number > 0 ? of_save.substr(0, blank) : of_save;
+  return [this, name,
+          left = std::make_shared<int64_t>(std::max<int64_t>(number, 1))](std::string_view moment) {
+    if (moment == name && --*left == 0) fail();
   };
 }
 

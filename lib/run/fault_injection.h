@@ -15,8 +15,8 @@ class FaultInjection {
   ~FaultInjection();
 
   void before_step(int64_t step);  // steps are counted from 1
-  // Returns the function to call before this rank writes, and on rank 0 at each step of a
-  // checkpoint's commit; empty if no fault is due in the save of this step.
+  // Returns the function to call at the moments of a save (checkpoint::SaveOptions::on_commit);
+  // empty if no fault is due in the save of this step.
   std::function<void(std::string_view)> in_save(int64_t step) const;
   // Returns the function to call while the Hugging Face form of this step's checkpoint is written;
   // empty if no fault is due there.

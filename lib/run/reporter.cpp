@@ -3,6 +3,7 @@
 #include <cmath>
 #include <deque>
 #include <filesystem>
+#include <utility>
 
 #include "base/file.h"
 #include "base/log.h"
@@ -119,7 +120,7 @@ void Reporter::step(const train::StepStats& s) {
       {"memory_peak", memory.total().peak},
       {"memory_peak.activations", memory.usage(device::MemoryCategory::activations).peak},
       {"memory_peak.buffers", memory.usage(device::MemoryCategory::buffers).peak}};
-  if (failed_saves_ > 0) metrics.push_back({"checkpoint.failed_saves", failed_saves_});
+  add_saves(metrics);
   if (scaled) {
     metrics.push_back({"loss_scale", s.loss_scale});
     metrics.push_back({"skipped", int64_t(s.overflowed)});
@@ -152,6 +153,19 @@ void Reporter::step(const train::StepStats& s) {
   }
   metrics_->write(s.step, metrics);
   if (warm_profile_ && steps_ == kWarmUpSteps) warm_profile_->reset();
+}
+
+void Reporter::add_saves(std::vector<observe::Metric>& metrics) {
+  if (failed_saves_ > 0) metrics.push_back({"checkpoint.failed_saves", failed_saves_});
+  if (skipped_saves_ > 0) metrics.push_back({"checkpoint.skipped_saves", skipped_saves_});
+  if (const auto stalled = std::exchange(stalled_in_step_, {}); stalled.count() > 0)
+    metrics.push_back({"checkpoint.stall_ms", 1e3 * seconds(stalled)});
+  if (const auto save = std::exchange(last_written_, {})) {
+    metrics.push_back({"checkpoint.write_s", save->seconds});
+    metrics.push_back({"checkpoint.write_gb_per_s", double(save->bytes) * 1e-9 / save->seconds});
+    metrics.push_back({"checkpoint.staged_bytes", save->staged});
+  }
+  if (newest_) metrics.push_back({"checkpoint.age_s", seconds(Clock::now() - *newest_)});
 }
 
 void Reporter::add_communication(std::vector<observe::Metric>& metrics,
@@ -199,6 +213,38 @@ void Reporter::save_failed() {
   begin_step();
 }
 
+void Reporter::save_skipped() {
+  ++skipped_saves_;
+  begin_step();
+}
+
+void Reporter::stalled(Clock::duration time) {
+  stalled_ += time;
+  stalled_in_step_ += time;
+  begin_step();
+}
+
+void Reporter::written(const Written& save) {
+  ++saves_;
+  all_written_.seconds += save.seconds;
+  all_written_.bytes += save.bytes;
+  all_written_.staged = save.staged;
+  last_written_ = save;
+}
+
+std::string Reporter::saves_text() const {
+  std::string text = fmt::format(
+      "{} save{} in {:.3g} s ({:.3g} GB/s), for which training waited {:.0f} ms; a copy takes {} "
+      "of "
+      "host memory on a rank",
+      saves_, saves_ == 1 ? "" : "s", all_written_.seconds,
+      double(all_written_.bytes) * 1e-9 / all_written_.seconds, 1e3 * seconds(stalled_),
+      human_bytes(double(all_written_.staged)));
+  if (newest_)
+    text += fmt::format("; the newest is {} old", human_duration(seconds(Clock::now() - *newest_)));
+  return text;
+}
+
 void Reporter::note(const std::string& text) {
   progress_.note(text);
   begin_step();
@@ -218,6 +264,7 @@ void Reporter::finish() {
   const double elapsed = seconds(Clock::now() - started_);
   note(fmt::format("{} tokens in {}; peak memory {}", human_count(double(tokens_)),
                    human_duration(elapsed), trainer_.device().allocator().peaks()));
+  if (saves_ > 0) note(saves_text());
   if (profile_) {
     const bool warm = steps_ > kWarmUpSteps;
     progress_.note([&](int width) {

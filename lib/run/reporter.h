@@ -5,6 +5,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -39,12 +40,26 @@ class Reporter {
   void step(const train::StepStats& stats);  // the line and the metrics of a step
   // `best`: the loss is lower than the losses of all saved steps.
   void validation(double loss, int64_t samples, bool best);
-  void save_failed();                  // counts a checkpoint that could not be saved
+  void save_failed();   // counts a checkpoint that could not be saved
+  void save_skipped();  // counts a checkpoint that was due while another was written
+  // `began`: when the save of the newest checkpoint began, after its step.
+  void saved(std::chrono::steady_clock::time_point began) { newest_ = began; }
+  // Adds a time for which training has waited for saves.
+  void stalled(std::chrono::steady_clock::duration time);
+  // A save in the background.
+  struct Written {
+    double seconds = 0;  // from the end of the copies to that of the save
+    int64_t bytes = 0;   // of the tensors of all ranks
+    int64_t staged = 0;  // of the copy of this rank
+  };
+  void written(const Written& save);
   void note(const std::string& text);  // prints lines
   void finish();                       // prints the closing lines and the profile
 
  private:
   void begin_step();
+  void add_saves(std::vector<observe::Metric>& metrics);
+  std::string saves_text() const;  // the saves in the background
   // Adds a timed step's communication to its metrics; `names` owns the metrics' names.
   void add_communication(std::vector<observe::Metric>& metrics, std::deque<std::string>& names);
   void time_step(int64_t n);  // turns the timing of launches on or off for step n of this process
@@ -63,7 +78,12 @@ class Reporter {
   std::unique_ptr<observe::TeeSink> sinks_;
   Clock::time_point started_, last_;
   // The steps, tokens, failed saves and communication of this process.
-  int64_t steps_ = 0, tokens_ = 0, failed_saves_ = 0;
+  int64_t steps_ = 0, tokens_ = 0, failed_saves_ = 0, skipped_saves_ = 0;
+  Clock::duration stalled_{0}, stalled_in_step_{0};  // in all, and since the last record
+  int64_t saves_ = 0;                                // in the background
+  Written all_written_;                              // of all of them
+  std::optional<Written> last_written_;              // since the last record
+  std::optional<Clock::time_point> newest_;          // when the save of the newest began
   bool times_all_ = false, timed_ = true;   // whether all steps are timed, and the current one
   int64_t timed_steps_ = 0, timed_ns_ = 0;  // timed steps after the warm-up, and their time
   observe::Exposure::ByKind communication_;

@@ -35,8 +35,8 @@
 #include "run/run_folder.h"
 #include "run/run_lock.h"
 #include "run/run_log.h"
+#include "run/run_saver.h"
 #include "run/run_trace.h"
-#include "run/save_failures.h"
 #include "run/start_choice.h"
 #include "storage/damaged_checkpoint.h"
 #include "storage/read_mark.h"
@@ -60,7 +60,6 @@ class Training {
         screen_(screen),
         lock_(lock),
         claimed_(std::move(claimed)),
-        save_failures_(plan.checkpoint.stop_on_error),
         device_(open_device(plan.device, options.job)),
         ids_(train::id_check(plan.dataset.tokenizer, plan.model.vocab)),
         data_(train::open_training_data(plan.dataset, ids_)),
@@ -101,10 +100,13 @@ class Training {
     agree_on_start();
     if (nothing_to_do()) return all_ranks_here();  // rank 0 serves the store and must end last
     open_reports();
+    make_saver();
+    const std::string saving = saver_->choose();
     if (reporter_)
       reporter_->banner({.steps_done = start_ ? start_->step : 0,
                          .samples = data_->size(),
-                         .from = start_ ? start_->path.string() : plan_.folders.weights_from});
+                         .from = start_ ? start_->path.string() : plan_.folders.weights_from,
+                         .saving = saving});
     resume();
     if (exceeds_bytes() && reporter_) warn_of_assumed_bytes();
     if (reporter_) {
@@ -119,7 +121,7 @@ class Training {
     const auto started = std::chrono::steady_clock::now();
     const int64_t first = trainer_.steps_done();
     profiled_ = trainer_.control().any(report_.profile);
-    report_progress();
+    saver_->report_progress();
     std::string end = asked_to_end();  // why the run ends early; empty while it continues
     while (end.empty() && trainer_.steps_done() < plan_.train.steps) {
       early_end_->at(Doing::step, trainer_.steps_done() + 1);
@@ -134,7 +136,7 @@ class Training {
       if (exceeds_bytes() && reporter_) warn_of_assumed_bytes();
       const int64_t step = trainer_.steps_done();
       early_end_->at(Doing::step_done, step);
-      report_progress();
+      saver_->report_progress();
       // The last step is evaluated at the end, unless its checkpoint is ranked by the loss.
       const bool last = step == plan_.train.steps, saves = due(plan_.checkpoint.every_steps, step);
       if (last ? plan_.checkpoint.keep_best > 0 : due(plan_.validation.every_steps, step))
@@ -142,7 +144,9 @@ class Training {
       if (saves || new_best_) save(last && !plan_.checkpoint.at_end);
       if (consolidated_) note(consolidated_->take_note());
       if (folder_) folder_->check();
-      if (fault_) fault_->after_step(step);
+      // A save in the background has its moments later.
+      if (fault_ && !(saver_->writing() && saver_->written_step() == step))
+        fault_->after_step(step);
       if (lock_) {
         lock_->require_held_lately();
         identity_->require_same();
@@ -152,9 +156,11 @@ class Training {
     if (end.empty() && evaluated_.step != trainer_.steps_done()) evaluate();
     if (screen_) screen_->keep();
     note(end);
+    saver_->finish_write();
     early_end_->at(Doing::ending, trainer_.steps_done());
     // The checkpoint of a best step is saved again if it has no loss, as one from an earlier start.
-    const bool saved = saved_ == trainer_.steps_done() && (!new_best_ || saved_loss_);
+    const RunSaver::Newest& newest = saver_->newest();
+    const bool saved = newest.step == trainer_.steps_done() && (!new_best_ || newest.with_loss);
     if ((plan_.checkpoint.at_end || new_best_) && !saved) save(/*last=*/true);
     if (consolidated_) finish_consolidated();
     if (trace_) note(trace_->finish());
@@ -202,21 +208,25 @@ class Training {
   }
 
   const char* how_it_ends() const {
-    return plan_.checkpoint.at_end && saved_ != trainer_.steps_done() ? "saving and ending"
-                                                                      : "ending";
+    return plan_.checkpoint.at_end && saver_->newest().step != trainer_.steps_done()
+               ? "saving and ending"
+               : "ending";
   }
 
-  // Returns why the run ends if a signal has reached any rank, or if `late` is set on any.
+  // Returns why the run ends if a signal has reached any rank, or if `late` is set on any. Ranks
+  // also agree here whether a save in the background has ended, which only rank 0 knows.
   std::string asked_to_end(bool late = false) {
     const int signal = early_end_->signal();
-    if (!trainer_.control().any(signal || late)) return "";
+    const auto agreed = trainer_.control().any_of({signal || late, saver_->ended()});
+    if (agreed[1]) saver_->end_write();
+    if (!agreed[0]) return "";
     const std::string who = signal ? launch::name_of(signal) : "another rank ends the run";
     return fmt::format("{}: {}", who, how_it_ends());
   }
 
   void tell_how_to_continue() {
     if (!screen_ || trainer_.steps_done() >= plan_.train.steps) return;
-    if (own_checkpoint_.empty() && trainer_.steps_done() > 0) return;  // nothing is saved
+    if (saver_->newest().path.empty() && trainer_.steps_done() > 0) return;  // nothing is saved
     if (continue_command_.empty())
       return screen_->tell("to continue: the same command with checkpoint.load=latest");
     screen_->tell(
@@ -314,6 +324,7 @@ class Training {
 
   void resume() {
     require_same_files();
+    saver_->set(reporter_ ? &*reporter_ : nullptr, identity_ ? &*identity_ : nullptr);
     require_same_exchange_order(trainer_.control(), plan_);
     if (reporter_) make_folders();
     if (plan_.checkpoint.saves())
@@ -323,9 +334,11 @@ class Training {
     if (start_) {
       note(load_start());
       resumed_exceeds_bytes_ = interchange::exceeds_bytes(start_->path);
-      saved_ = trainer_.steps_done();
-      if (is_own_checkpoint(plan_.folders, *start_)) own_checkpoint_ = start_->path;
-      note(fmt::format("{}continuing after step {} of {}", restart, saved_, start_->path.string()));
+      saver_->continue_from(trainer_.steps_done(), is_own_checkpoint(plan_.folders, *start_)
+                                                       ? start_->path
+                                                       : std::filesystem::path());
+      note(fmt::format("{}continuing after step {} of {}", restart, trainer_.steps_done(),
+                       start_->path.string()));
       tell_changes();
     } else {
       note(start_from_folder(trainer_, shown()));
@@ -377,7 +390,7 @@ class Training {
     storage::link_best(plan_.folders.checkpoint_dir);
     const auto best = storage::best_checkpoints(plan_.folders.checkpoint_dir);
     if (!best.empty() && validation_ && best.front().samples == validation_->samples())
-      lowest_saved_ = best.front().loss;
+      saver_->set_lowest_loss(best.front().loss);
   }
 
   // Reports which settings differ from those of the run that saved the checkpoint.
@@ -385,7 +398,8 @@ class Training {
     if (!reporter_) return;
     const std::string changes = plan::resume_changes(
         interchange::model_source(), checkpoint::saved_recipe(start_->path), plan_.text.recipe);
-    if (!changes.empty()) note(fmt::format("changed since step {}: {}", saved_, changes));
+    if (!changes.empty())
+      note(fmt::format("changed since step {}: {}", trainer_.steps_done(), changes));
   }
 
   void evaluate() {
@@ -396,61 +410,42 @@ class Training {
     shown_no_more();
     evaluated_ = {.step = trainer_.steps_done(),
                   .result = {.loss = loss, .samples = validation_->samples()}};
-    if (plan_.checkpoint.keep_best > 0)
-      new_best_ = trainer_.control().any(reporter_ && loss < lowest_saved_);  // NaN is not lower
+    if (plan_.checkpoint.keep_best > 0) {
+      saver_->finish_write();  // its loss counts only if it is saved
+      // NaN is not lower.
+      new_best_ = trainer_.control().any(reporter_ && loss < saver_->lowest_loss());
+    }
     if (reporter_) reporter_->validation(loss, validation_->samples(), new_best_);
   }
 
-  // Only rank 0 knows the path of the checkpoint. At a second request it prints what is lost.
-  void report_progress() {
-    if (screen_) early_end_->progress(saved_, trainer_.steps_done(), own_checkpoint_);
+  void make_saver() {
+    saver_.emplace(RunSaver::Parts{.trainer = trainer_,
+                                   .job = job_,
+                                   .screen = screen_,
+                                   .early_end = *early_end_,
+                                   .fault = fault_ ? &*fault_ : nullptr,
+                                   .require_ours = [this] { require_ours(); },
+                                   .before_save = [this] { before_save(); },
+                                   .on_saved = [this] { checkpoint_saved(); }});
   }
 
   // `last`: no later save of this run can replace it.
   void save(bool last) {
-    if (folder_) folder_->check();
-    if (consolidated_) await_consolidated();  // this save may delete the checkpoint that it reads
-    early_end_->at(Doing::save, trainer_.steps_done());
     const bool exceeds = plan_.dataset.tokenizer.assumed && trainer_.control().any(exceeds_bytes());
-    const auto fault = fault_ ? fault_->in_save(trainer_.steps_done()) : nullptr;
-    std::exception_ptr lost;  // the folder, or the data, are no longer those of this run
-    const auto on_commit = [&](std::string_view step_of_commit) {
-      try {
-        if (step_of_commit == "rename") require_ours();
-      } catch (...) {
-        lost = std::current_exception();
-        throw;
-      }
-      if (fault) fault(step_of_commit);
-    };
-    saved_loss_ = evaluated_.step == trainer_.steps_done();
-    try {
-      own_checkpoint_ = save_run(trainer_, plan_.folders.checkpoint_dir, on_commit, exceeds,
-                                 identity_ ? &*identity_ : nullptr, shown(),
-                                 saved_loss_ ? evaluated_.result : ValidationResult(),
-                                 {.id = job_.id, .attempt = job_.restarts});
-    } catch (const checkpoint::SaveError& e) {  // on all ranks
-      if (lost) std::rethrow_exception(lost);
-      return save_failed(e, last);
-    }
-    save_failures_.saved();
-    saved_ = trainer_.steps_done();
-    if (saved_loss_) lowest_saved_ = std::min(lowest_saved_, evaluated_.result.loss);
+    RunSaver::Request request{
+        .last = last, .best = new_best_, .evaluation = {}, .exceeds_bytes = exceeds};
+    if (evaluated_.step == trainer_.steps_done()) request.evaluation = evaluated_.result;
     new_best_ = false;
-    report_progress();
-    shown_no_more();
-    note(fmt::format("saved {}", own_checkpoint_.string()));
-    if (plan_.checkpoint.consolidated == Consolidated::every) consolidate();
+    saver_->save(request);
   }
 
-  void save_failed(const checkpoint::SaveError& error, bool last) {
-    shown_no_more();
-    saved_loss_ = new_best_ = false;
-    const std::string line =
-        save_failures_.failed(error, trainer_.steps_done(), last, own_checkpoint_.string());
-    if (!reporter_) return;
-    log::warn(line);
-    reporter_->save_failed();
+  void before_save() {
+    if (folder_) folder_->check();
+    if (consolidated_) await_consolidated();  // the save may delete the checkpoint that it reads
+  }
+
+  void checkpoint_saved() {
+    if (plan_.checkpoint.consolidated == Consolidated::every) consolidate();
   }
 
   // Throws RunError on rank 0 if another run has taken the folder, or the data differ.
@@ -461,9 +456,10 @@ class Training {
 
   // Begins to write the Hugging Face form of the newest checkpoint.
   void consolidate() {
-    if (trainer_.world().rank() == 0 && !own_checkpoint_.empty())
-      consolidated_->begin(own_checkpoint_,
-                           fault_ ? fault_->in_save_consolidated(saved_) : nullptr);
+    const RunSaver::Newest& newest = saver_->newest();
+    if (trainer_.world().rank() == 0 && !newest.path.empty())
+      consolidated_->begin(newest.path,
+                           fault_ ? fault_->in_save_consolidated(newest.step) : nullptr);
   }
 
   void await_consolidated() {
@@ -489,7 +485,6 @@ class Training {
   RunLock* lock_;
   ClaimedStart claimed_;  // on rank 0, until all ranks have agreed on start_
   std::optional<storage::CheckpointRef> start_;
-  SaveFailures save_failures_;
   std::unique_ptr<Device> device_;
   const data::IdCheck ids_;
   std::shared_ptr<const data::Dataset> data_;
@@ -511,11 +506,9 @@ class Training {
     int64_t step = 0;  // 0: none
     ValidationResult result;
   } evaluated_;
-  double lowest_saved_ = std::numeric_limits<double>::infinity();  // loss of a saved step
-  bool new_best_ = false;                 // this step's loss is lower: the step must be saved
-  int64_t saved_ = 0;                     // the step of the newest checkpoint
-  bool saved_loss_ = false;               // this start saved it with the loss of its step
-  std::filesystem::path own_checkpoint_;  // on rank 0, the newest checkpoint if this run owns it
+  bool new_best_ = false;  // this step's loss is lower: the step must be saved
+  // The last member: a save in the background uses the others.
+  std::optional<RunSaver> saver_;
 };
 
 }  // namespace

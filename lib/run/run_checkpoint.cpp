@@ -26,35 +26,44 @@ checkpoint::CheckpointParts parts_to_read(train::Trainer& t, const ShowActivity&
   return parts;
 }
 
-}  // namespace
-
-std::filesystem::path save_run(train::Trainer& t, const std::filesystem::path& root,
-                               const std::function<void(std::string_view)>& on_commit,
-                               bool exceeds_bytes, const DataIdentity* data,
-                               const ShowActivity& show, const ValidationResult& evaluation,
-                               const storage::SavingJob& job) {
+checkpoint::SaveOptions save_options(train::Trainer& t, const std::filesystem::path& root,
+                                     const RunSave& save) {
   const plan::CheckpointOptions& c = t.plan().checkpoint;
   checkpoint::SaveOptions options{
       .root = root,
       .keep = {.newest = int(c.keep), .best = int(c.keep_best), .every = c.keep_every},
-      .job = job,
+      .job = save.job,
       .recipe = t.plan().text.recipe_with_origins,
-      .on_commit = on_commit};
-  if (exceeds_bytes) options.state.set(interchange::kExceedsBytes, 1);
-  if (std::isfinite(evaluation.loss)) {
-    options.state.set(storage::kValidationLoss, fmt::format("{}", evaluation.loss));
-    options.state.set(storage::kValidationSamples, evaluation.samples);
+      .on_commit = save.on_commit};
+  if (save.exceeds_bytes) options.state.set(interchange::kExceedsBytes, 1);
+  if (std::isfinite(save.evaluation.loss)) {
+    options.state.set(storage::kValidationLoss, fmt::format("{}", save.evaluation.loss));
+    options.state.set(storage::kValidationSamples, save.evaluation.samples);
   }
   save_bf16_arithmetic(t.device(), t.plan(), options.state);
   if (const auto tuner = gemm_tuner(t.device(), t.plan())) save_gemms(*tuner, options.state);
-  if (data) data->save(options.state);
+  if (save.data) save.data->save(options.state);
+  return options;
+}
+
+}  // namespace
+
+std::filesystem::path save_run(train::Trainer& t, const std::filesystem::path& root,
+                               const RunSave& save) {
+  checkpoint::SaveOptions options = save_options(t, root, save);
   checkpoint::CheckpointParts parts = t.checkpoint_parts();
-  if (show)
+  if (save.show)
     parts.progress = [&, activity = fmt::format("saving step {}", t.steps_done())](
                          std::string_view, int64_t done, int64_t total) {
-      show(bytes_text(activity, done, total));
+      save.show(bytes_text(activity, done, total));
     };
   return save_checkpoint(parts, t.progress(), std::move(options));
+}
+
+void begin_save(train::Trainer& t, const std::filesystem::path& root, const RunSave& save,
+                checkpoint::BackgroundSaver& saver) {
+  checkpoint::SaveOptions options = save_options(t, root, save);
+  t.hold_updates_until(saver.begin(t.checkpoint_parts(), t.progress(), std::move(options)));
 }
 
 std::string resume_run(train::Trainer& t, const std::filesystem::path& folder, DataIdentity* data,

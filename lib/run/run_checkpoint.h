@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 
+#include "checkpoint/background_saver.h"
 #include "run/data_identity.h"
 #include "train/trainer.h"
 
@@ -21,18 +22,25 @@ struct ValidationResult {
   int64_t samples = 0;
 };
 
-// Saves a checkpoint into the folder `root`, and calls `on_commit`, if given, before this rank
-// writes, and on rank 0 before each step of the commit. `exceeds_bytes` is the future result of
-// interchange::exceeds_bytes() for it. `data` of rank 0, which may be null, describes the contents
-// of the data. `evaluation` is the result for these weights, if they were evaluated. All ranks must
-// call it; rank 0 returns the checkpoint's path, the others an empty path. Throws
-// checkpoint::SaveError on all ranks.
+// What a save of a run takes besides the training.
+struct RunSave {
+  // Called at the moments of the save (checkpoint::SaveOptions); may be empty.
+  std::function<void(std::string_view)> on_commit = {};
+  bool exceeds_bytes = false;          // the future result of interchange::exceeds_bytes()
+  const DataIdentity* data = nullptr;  // of rank 0, describes the contents of the data
+  ShowActivity show = {};
+  ValidationResult evaluation = {};  // for the saved weights, if they were evaluated
+  storage::SavingJob job = {};
+};
+
+// Saves a checkpoint into the folder `root`. All ranks must call it; rank 0 returns the
+// checkpoint's path, the others an empty path. Throws checkpoint::SaveError on all ranks.
 std::filesystem::path save_run(train::Trainer& trainer, const std::filesystem::path& root,
-                               const std::function<void(std::string_view)>& on_commit = {},
-                               bool exceeds_bytes = false, const DataIdentity* data = nullptr,
-                               const ShowActivity& show = {},
-                               const ValidationResult& evaluation = {},
-                               const storage::SavingJob& job = {});
+                               const RunSave& save = {});
+
+// Begins the same in the background, as it is now; training may continue. All ranks must call it.
+void begin_save(train::Trainer& trainer, const std::filesystem::path& root, const RunSave& save,
+                checkpoint::BackgroundSaver& saver);
 
 // Makes the trainer continue from the checkpoint in `folder`. Throws UserError if the checkpoint
 // does not fit the run's model, data or seed. Rank 0 compares the data by `data`; if that is null,

@@ -227,6 +227,7 @@ std::vector<observe::BannerRow> banner_rows(train::Trainer& t, const RunStart& s
                    human_count(tokens))});
   if (const std::string kept = kept_text(plan.checkpoint); !kept.empty())
     rows.push_back({"checkpoints", kept});
+  if (!start.saving.empty()) rows.push_back({"saving", start.saving});
   rows.push_back({"device", t.device().description()});
   if (ops::built_for_narrower_cpu(t.device()))
     rows.push_back({"slow build",

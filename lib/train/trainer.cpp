@@ -52,6 +52,7 @@ Trainer::Trainer(TrainerParts parts)
 
 void Trainer::change_weights(const std::function<void()>& write) {
   const bool dropped = drop_begun();
+  await_copies();
   model::write_weights(*params_, *data_parallel_, quantizer(), [&] {
     // Those of a dropped step are of the old weights.
     if (dropped && quantizer()) quantizer()->drop_maxima(compute_);
@@ -112,6 +113,7 @@ Tensor Trainer::update(const Begun& step, float lr) {
   // updated. Otherwise the update comes first, since the host may wait for the maxima of experts.
   const bool scales_first = plan_.data_parallel.gather_as.has_value();
   if (scales_first) end_float8_step();
+  await_copies();
   // Changes nothing if the norm or the loss is not finite.
   optimizer_->step(compute_, updates_ + 1, lr, clip.scale,
                    [this](model::ParamUnit& unit) { data_parallel_->updated(unit); });
@@ -214,6 +216,7 @@ bool Trainer::check_finite(double loss, float norm, const std::vector<data::Batc
 
 void Trainer::set_progress(const checkpoint::TrainProgress& progress) {
   drop_begun();
+  await_copies();
   step_ = progress.steps_done;
   updates_ = progress.updates;
   if (scaler_.on() && !progress.loss_scale.empty()) scaler_.load(progress.loss_scale);
@@ -411,6 +414,7 @@ double Trainer::evaluate(const data::ValidationLoader& loader) {
 
 checkpoint::CheckpointParts Trainer::checkpoint_parts() {
   drop_begun();
+  await_copies();  // the caller may load a checkpoint
   return {.compute = compute_,
           .params = *params_,
           .optimizer = *optimizer_,

@@ -106,7 +106,7 @@ TEST_CASE("without a record of the data's content, a checkpoint's names of data 
   CHECK_THAT(resume("a", old), Contains("only the name of dataset.train was compared"));
   CHECK_THROWS_WITH(resume("./a", old), Contains("dataset.train: saved with"));
   const run::DataIdentity data(plan);
-  const fs::path now = run::save_run(trainer, lab / "new/checkpoints", {}, false, &data);
+  const fs::path now = run::save_run(trainer, lab / "new/checkpoints", {.data = &data});
   CHECK(resume("./a", now).empty());
   CHECK_THROWS_WITH(resume("b", now), Contains("b.bin holds other data"));
 }

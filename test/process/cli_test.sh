@@ -60,8 +60,9 @@ expect "Megatron's flags" 0 "tp 2" "tp_comm_overlap: true -> true" -- --recipe "
 expect "an idle flag" 0 "is disabled" "tp_comm_overlap: true -> false" -- --recipe "$work/good.yaml" --dry-run --tp-comm-overlap
 expect "an idle flag, strict" 2 "without --strict" -- --recipe "$work/good.yaml" --dry-run --tp-comm-overlap --strict
 expect "a trial of a long recipe" 0 "20 is clipped to 2" -- --recipe quickstart --print-recipe train.steps=3
-expect "missing data beside other mistakes" 2 "there is no file x.bin" "not supported yet: asynchronous checkpoints" -- \
-  --recipe "$work/good.yaml" checkpoint.async=true
+unsupported="model.tp_comm_overlap_cfg={qkv_fprop: {atomic_gemm: true}}"
+expect "missing data beside other mistakes" 2 "there is no file x.bin" "not supported yet: atomic_gemm" -- \
+  --recipe "$work/good.yaml" "$unsupported"
 cd - >/dev/null || exit 1
 expect "unknown option" 2 "--recipes" -- --recipes x
 expect "a misspelt command" 2 "mtrain: error: " "did you mean \`mtrain schedule\`?" -- shedule --pp 4
@@ -112,12 +113,13 @@ done
 
 expect "world size that does not fit" 2 "does not divide" -- --recipe "$work/good.yaml" --dry-run --world-size 7 distributed.tp_size=2
 expect "world size of a run" 2 "but starts none" -- --recipe "$work/good.yaml" --world-size 2
-expect "what is not supported is not run" 2 "not supported yet: asynchronous checkpoints" -- \
-  --recipe "$work/good.yaml" checkpoint.async=true
+expect "what is not supported is not run" 2 "not supported yet: atomic_gemm" -- \
+  --recipe "$work/good.yaml" "$unsupported"
 export COLUMNS=200  # so that a row is a line
 experts=(--recipe "$work/good.yaml" --dry-run --world-size 8 model.moe=8 distributed.ep_size=8 model.moe.token_dispatcher=flex)
 expect "dry run" 0 "dry run on 8 ranks" "activations" "effective" -- "${experts[@]}"
-expect "dry run of what a run refuses" 2 "not supported yet: asynchronous checkpoints" -- "${experts[@]}" checkpoint.is_async=true
+expect "dry run of what a run refuses" 2 "not supported yet: atomic_gemm" -- "${experts[@]}" "$unsupported"
+expect "asynchronous checkpoints by the names of others" 0 "dry run on 8 ranks" -- "${experts[@]}" checkpoint.is_async=true --async-save
 expect "dry run for a GPU" 0 "h200 for each rank" "in a node" "planned on the fullest rank: fits" "ms)" \
   " weight gradients; " "--estimate attention=" -- "${experts[@]}" hardware.gpu=h200
 expect "dry run of more ranks than cores" 0 "h100 for each rank" -- --recipe "$work/good.yaml" --dry-run --world-size 4096 \

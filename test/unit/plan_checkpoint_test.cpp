@@ -107,6 +107,47 @@ TEST_CASE("a failed save continues or stops the run") {
                "checkpoint.on_error", "");
 }
 
+TEST_CASE("checkpoints are written in the background by the names of other programs, too") {
+  using Async = CheckpointOptions::Async;
+  const auto of = [](const std::string& section) {
+    return make_plan(loaded(section), 1, 512).checkpoint;
+  };
+  CHECK(of("").async == Async::automatic);
+  CHECK_FALSE(of("").skip_when_busy);
+  CHECK(of("checkpoint: {async: auto}\n").async == Async::automatic);
+  for (const char* name : {"async", "is_async", "async_save"})
+    for (const auto& [value, async] :
+         {std::pair("true", Async::on), {"false", Async::off}, {"off", Async::off}})
+      CHECK(of(fmt::format("checkpoint: {{{}: {}}}\n", name, value)).async == async);
+  CHECK(of("checkpoint: {when_busy: skip}\n").skip_when_busy);
+  CHECK_FALSE(of("checkpoint: {when_busy: wait}\n").skip_when_busy);
+  expect_error({.what = "another word", .set = {"checkpoint.async=maybe"}}, "checkpoint.async", "");
+  expect_error({.what = "another word", .set = {"checkpoint.when_busy=drop"}},
+               "checkpoint.when_busy", "");
+  CHECK_FALSE(of("").saves_during_training());
+  CHECK(of("checkpoint: {every_steps: 5}\n").saves_during_training());
+  CHECK_FALSE(of("checkpoint: {every_steps: 5, enabled: false}\n").saves_during_training());
+}
+
+TEST_CASE("a copy of a checkpoint is divided over the ranks") {
+  const CheckpointCost one = cost_of({}), eight = cost_of({}, 8);
+  CHECK(one.staged == one.bytes);
+  CHECK(eight.staged == Approx(eight.bytes / 8));
+  CHECK(eight.ranks_per_node == 8);
+  CHECK(one.ranks_per_node == 1);
+  CHECK(cost_of({"train.global_batch_size=32"}, 32).ranks_per_node == 8);
+  // The stage with the tables has more than half.
+  Diagnostics diagnostics;
+  const Recipe pipelined =
+      load_recipe_text(interchange::model_source(), kBase, "r.yaml",
+                       {"distributed.pp_size=2", "distributed.pipeline={}"}, diagnostics, 2);
+  REQUIRE_FALSE(diagnostics.has_errors());
+  const CheckpointCost stages =
+      checkpoint_cost(make_plan(pipelined, 2, 512), save_hardware(pipelined.hardware));
+  CHECK(stages.staged >= stages.bytes / 2);
+  CHECK(stages.staged < stages.bytes);
+}
+
 TEST_CASE("a checkpoint has weights and the optimizer's state in the types of the training") {
   const RunPlan plan = make_plan(loaded(""), 1, 512);
   const double parameters = plan.parameters.total();

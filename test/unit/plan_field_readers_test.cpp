@@ -122,7 +122,6 @@ const ReadElsewhere kElsewhere[] = {
     {"model.ignore_keys", "lib/recipe/load/load.cpp"},
     {"model.attention_dropout", "lib/plan/rules/model.cpp"},
     {"mixed_precision.fp8_param_gather", "lib/plan/overlap.cpp"},
-    {"checkpoint.async", "lib/plan/rules/unsupported.cpp"},
     {"checkpoint.model_save_format", "lib/recipe/load/foreign_converters.cpp"},
     {"distributed.dp_size", "lib/plan/rules/world.cpp"},
     {"distributed.pipeline.pp_schedule_csv", "lib/plan/schedule_bounds.cpp"},

@@ -82,7 +82,8 @@ TEST_CASE("a trial is the plan of the recipe with more settings, or nothing if a
   CHECK(plan_trial(source, {.settings = {}, .world = 16}, 512)->plan.layout.dp == 16);
   CHECK_FALSE(plan_trial(source, {.settings = {"distributed.tp_size=3"}}, 512));
   CHECK_FALSE(plan_trial(source, {.settings = {"train.no_such_key=3"}}, 512));
-  CHECK_FALSE(plan_trial(source, {.settings = {"checkpoint.async=true"}}, 512));
+  CHECK_FALSE(plan_trial(
+      source, {.settings = {"model.tp_comm_overlap_cfg={qkv_fprop: {atomic_gemm: true}}"}}, 512));
   CHECK(source.settings.size() == 2);
 }
 

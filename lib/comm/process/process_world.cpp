@@ -243,6 +243,8 @@ class ServedTransport : public Transport {
         server_(std::move(server)),
         transport_(std::move(transport)),
         rank_(o.rank),
+        at_(at),
+        timeout_(rendezvous_time(o)),
         // A connection of its own, since the other one may be waiting. A failing rank must not wait
         // long.
         failures_(at, rendezvous_time(o), std::chrono::seconds(2)) {}
@@ -254,6 +256,7 @@ class ServedTransport : public Transport {
       const std::vector<mesh::GroupSplit>& splits) override {
     return transport_->connect_all(splits);
   }
+  std::shared_ptr<Mailbox> mailbox() override { return store_mailbox(at_, timeout_); }
   void abort(std::string_view reason) noexcept override {
     try {
       failures_.fail(fmt::format("rank {} gave up: {}", rank_, reason));
@@ -267,6 +270,8 @@ class ServedTransport : public Transport {
   std::unique_ptr<StoreServer> server_;
   std::shared_ptr<Transport> transport_;
   const int rank_;
+  const StoreAddress at_;
+  const std::chrono::milliseconds timeout_;
   Store failures_;
 };
 

@@ -40,8 +40,10 @@ class ThreadTransport : public Transport {
         SharedMemoryChannel(memory.get(), rank, int(ranks.size()), world_ranks_, timeout_, {}),
         memory);
   }
+  std::shared_ptr<Mailbox> mailbox() override { return mailbox_; }
 
  private:
+  const std::shared_ptr<Mailbox> mailbox_ = shared_mailbox();
   const int world_ranks_;
   const std::chrono::nanoseconds timeout_;
   std::mutex mutex_;

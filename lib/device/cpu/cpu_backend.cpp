@@ -283,6 +283,10 @@ class CpuBackend : public DeviceBackend {
     return reinterpret_cast<void*>(aligned);
   }
   void release(void* memory, int64_t bytes) override { ::munmap(memory, size_t(bytes)); }
+  std::shared_ptr<void> host_memory(int64_t bytes) override {
+    if (bytes < kHugePage) return DeviceBackend::host_memory(bytes);
+    return {allocate(bytes), [bytes](void* memory) { ::munmap(memory, size_t(bytes)); }};
+  }
 
  private:
   ThreadPool pool_;

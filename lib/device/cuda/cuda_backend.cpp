@@ -49,6 +49,7 @@ class CudaEvent : public EventBackend {
   CudaEvent(std::shared_ptr<CudaEventPool> pool, cudaStream_t stream, Kind kind,
             std::shared_ptr<AsyncError> late = {})
       : pool_(std::move(pool)), late_(std::move(late)), kind_(kind) {
+    MT_CUDA(cudaGetDevice(&device_));
     event_ = pool_->take(kind_ == Kind::timed);
     if (const cudaError_t status = cudaEventRecord(event_, stream); status != cudaSuccess) {
       pool_->drop(event_);  // no destructor runs if the constructor throws
@@ -74,6 +75,8 @@ class CudaEvent : public EventBackend {
   }
   void wait() const override {
     MT_CHECK(kind_ != Kind::captured, "the host waits for an event that was recorded in a capture");
+    // Any thread may wait. One without a device would use memory of the first GPU.
+    MT_CUDA(cudaSetDevice(device_));
     MT_CUDA(cudaEventSynchronize(event_));
     if (late_) late_->rethrow();
   }
@@ -81,6 +84,7 @@ class CudaEvent : public EventBackend {
 
  private:
   const std::shared_ptr<CudaEventPool> pool_;
+  int device_ = 0;
   cudaEvent_t event_ = nullptr;
   std::shared_ptr<AsyncError> late_;  // null for events that only measure time
   const Kind kind_;  // captured: an edge of a graph, which never becomes ready by itself

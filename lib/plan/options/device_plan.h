@@ -42,6 +42,10 @@ struct FaultOptions {
   enum class Moment { none, launch, save, save_consolidated };
   Moment moment = Moment::none;
   std::string launch;  // the rank fails during the launch of this name
+  // The moment of a save (checkpoint::SaveOptions::on_commit) at which the rank fails; a number
+  // follows the name if it is not the first of this name. Empty: before rank 0 commits, or before
+  // another rank writes.
+  std::string of_save;
   int64_t rank = 0, step = 1;
   bool kill = true;  // kill the process; otherwise stop it, so it hangs
 };

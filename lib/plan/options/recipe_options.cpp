@@ -17,11 +17,24 @@ FolderOptions::Load load_from(const recipe::CheckpointConfig& c) {
   return *c.load == "latest" ? Load::latest : Load::path;
 }
 
+CheckpointOptions::Async async_saves(recipe::AsyncSave asked) {
+  using Async = CheckpointOptions::Async;
+  switch (asked) {
+    case recipe::AsyncSave::automatic: return Async::automatic;
+    case recipe::AsyncSave::yes: return Async::on;
+    case recipe::AsyncSave::no: return Async::off;
+  }
+  throw BugError("checkpoint.async");
+}
+
+// `save` may be followed by a moment of the save: "save:rename".
+constexpr std::string_view kSaveMoment = "save:";
+
 FaultOptions::Moment fault_moment(const recipe::FaultConfig& fault) {
   using Moment = FaultOptions::Moment;
   if (!fault.at) return Moment::none;
   if (*fault.at == "save_consolidated") return Moment::save_consolidated;
-  return *fault.at == "save" ? Moment::save : Moment::launch;
+  return *fault.at == "save" || fault.at->starts_with(kSaveMoment) ? Moment::save : Moment::launch;
 }
 
 CheckpointOptions::Consolidated consolidated(const recipe::CheckpointConfig& c) {
@@ -208,7 +221,9 @@ CheckpointOptions checkpoint_options(const Recipe& r) {
           .keep_best = r.checkpoint.enabled ? r.checkpoint.keep_best : 0,
           .at_end = r.checkpoint.enabled && r.checkpoint.at_end,
           .consolidated = consolidated(r.checkpoint),
-          .stop_on_error = r.checkpoint.on_error == recipe::SaveErrors::stop};
+          .stop_on_error = r.checkpoint.on_error == recipe::SaveErrors::stop,
+          .async = async_saves(r.checkpoint.async),
+          .skip_when_busy = r.checkpoint.when_busy == recipe::BusySave::skip};
 }
 
 FolderOptions folder_options(const Recipe& r) {
@@ -289,6 +304,9 @@ DebugOptions debug_options(const Recipe& r) {
   return {.trace = r.debug.trace,
           .fault = {.moment = fault_moment(fault),
                     .launch = fault.at.value_or(""),
+                    .of_save = fault.at && fault.at->starts_with(kSaveMoment)
+                                   ? fault.at->substr(kSaveMoment.size())
+                                   : "",
                     .rank = fault.rank,
                     .step = fault.step,
                     .kill = fault.kill}};

@@ -33,6 +33,13 @@ struct CheckpointOptions {
   bool saves() const { return every_steps > 0 || at_end || keep_best > 0; }
   Consolidated consolidated = Consolidated::none;  // which are also saved in Hugging Face form
   bool stop_on_error = false;                      // a save that fails during training ends the run
+  // Whether training continues while a checkpoint is written; automatic: where host memory allows.
+  enum class Async { off, automatic, on };
+  Async async = Async::automatic;
+  // Whether a save that is due while another is being written is skipped. Otherwise it waits.
+  bool skip_when_busy = false;
+  // Whether any save is due before the end of the run.
+  bool saves_during_training() const { return every_steps > 0 || keep_best > 0; }
 };
 
 struct FolderOptions {

@@ -79,7 +79,6 @@ void check_supported(const Recipe& r, Diagnostics& diagnostics) {
           "distributed.mp_policy.output_dtype", "fp16 outputs of bf16 weights", "use bf16 or fp32");
   check_experts(r, missing);
   check_float8(r, missing);
-  missing(r.checkpoint.async, "checkpoint.async", "asynchronous checkpoints");
 }
 
 }  // namespace mtrain::plan

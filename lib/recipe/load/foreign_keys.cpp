@@ -438,6 +438,8 @@ constexpr std::array kForeignKeys{
     ForeignKey{"checkpoint.fully_parallel_save", kNone,
                "rank 0 writes what it gathers piece by piece"},
     ForeignKey{"checkpoint.fully_parallel_load", kNone, "every rank reads what it owns"},
+    ForeignKey{"checkpoint.async_strategy", kNone, "a thread of each rank writes"},
+    ForeignKey{"checkpoint.use_persistent_ckpt_worker", kNone, "a thread of each rank writes"},
     ForeignKey{"checkpoint.dist_ckpt_strictness", kNone, "every tensor must be there"},
     ForeignKey{"ddp.gradient_reduce_div_fusion", kNone,
                "gradients are scaled once, before they are reduced"},

@@ -204,7 +204,7 @@ constexpr WordHint kWords[] = {
     {"resume_from_checkpoint", "`checkpoint.load`: latest, or the path of a checkpoint"},
     {"load_step", "`checkpoint.load`: the path of the checkpoint of that step"},
     {"initial_load_path", "`model.from`: the Hugging Face folder whose weights to begin with"},
-    {"async_mode", "`checkpoint.async`: true or false"},
+    {"async_mode", "`checkpoint.async`: true, false or auto"},
     {"export_dtype", "`mtrain export hf --dtype` writes another type"},
     {"eval_steps",
      "`validation.every_steps` is the distance of two evaluations, "

@@ -31,6 +31,22 @@ constexpr auto enum_names(SaveErrors) {
   return std::array{EnumName{SaveErrors::go_on, "continue"}, EnumName{SaveErrors::stop, "stop"}};
 }
 
+// Whether checkpoints are written while training continues.
+enum class AsyncSave { automatic, yes, no };
+constexpr auto enum_names(AsyncSave) {
+  using A = AsyncSave;
+  return std::array{EnumName{A::automatic, "auto"}, EnumName{A::yes, "true"},
+                    EnumName{A::no, "false"},       EnumName{A::yes, "yes"},
+                    EnumName{A::yes, "on"},         EnumName{A::no, "no"},
+                    EnumName{A::no, "off"}};
+}
+
+// What happens to a save that is due while an earlier one is still being written.
+enum class BusySave { wait, skip };
+constexpr auto enum_names(BusySave) {
+  return std::array{EnumName{BusySave::wait, "wait"}, EnumName{BusySave::skip, "skip"}};
+}
+
 struct CheckpointConfig {
   std::string dir;
   bool enabled = true;
@@ -41,7 +57,8 @@ struct CheckpointConfig {
   bool load_or_start = false;
   SaveFormat model_save_format = SaveFormat::safetensors;
   SaveConsolidated save_consolidated = SaveConsolidated::no;
-  bool async = false;
+  AsyncSave async = AsyncSave::automatic;
+  BusySave when_busy = BusySave::wait;
 
   static constexpr auto fields = std::tuple{
       Field{"dir",
@@ -98,8 +115,12 @@ struct CheckpointConfig {
             "the run, or every one"},
       Field{"async",
             &CheckpointConfig::async,
-            "write checkpoints while training continues",
-            {.aliases = "checkpoint.is_async checkpoint.async_save"}}};
+            "write checkpoints while training continues, from a copy in host memory; auto: where "
+            "the memory of the hosts suffices",
+            {.aliases = "checkpoint.is_async checkpoint.async_save"}},
+      Field{"when_busy", &CheckpointConfig::when_busy,
+            "if a checkpoint is due while an earlier one is still being written: wait for it, or "
+            "skip the new one. The last of a run and new lowest validation losses always wait"}};
 };
 
 }  // namespace mtrain::recipe

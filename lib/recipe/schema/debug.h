@@ -20,7 +20,7 @@ struct FaultConfig {
   static constexpr auto fields = std::tuple{
       Field{"at", &FaultConfig::at,
             "name of the launch, as traces show it (matmul_fc1_fwd, all_reduce, adamw, ...), or "
-            "save, or save_consolidated"},
+            "save, save:<moment of it> (save:block, save:rename, ...), or save_consolidated"},
       Field{"rank", &FaultConfig::rank, "the rank that fails", {.min = 0}},
       Field{"step",
             &FaultConfig::step,

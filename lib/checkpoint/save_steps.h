@@ -1,0 +1,38 @@
+// The steps of a save that a synchronous save and one in the background have in common.
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/shard_writer.h"
+#include "checkpoint/train_checkpoint.h"
+
+namespace mtrain::checkpoint {
+
+// What rank 0 writes besides the tensors, as it was at the saved step.
+struct SavedState {
+  TrainProgress progress;
+  std::string float8;  // float8_state()
+  int64_t ranks = 1;
+  std::vector<spec::TensorSpec> parameters;  // all of the model
+};
+// All ranks must call it.
+SavedState saved_state(const CheckpointParts& parts, const TrainProgress& progress);
+
+// Returns the bytes of all tensors of the checkpoint. All ranks must call it.
+int64_t bytes_of_all_ranks(const CheckpointParts& parts);
+
+// Waits until this host sees the folder of a checkpoint that rank 0 has made: some file systems
+// show new files late. Calls `meanwhile` from time to time. Throws RunError after a minute.
+void await_folder(const std::filesystem::path& folder, const std::function<void()>& meanwhile);
+
+// Ends a save on rank 0: collects the files of all ranks, whose shards_text() `texts` has, writes
+// state.json, and commits. Calls `meanwhile` from time to time while it waits for files. Returns
+// the checkpoint's path.
+std::filesystem::path commit_checkpoint(storage::CheckpointWriter& writer, const SavedState& state,
+                                        const std::vector<std::string>& texts, SaveOptions options,
+                                        const std::function<void()>& meanwhile);
+
+}  // namespace mtrain::checkpoint

@@ -1,0 +1,36 @@
+// Texts that ranks pass to each other apart from all collectives. Threads that work while the ranks
+// train exchange them.
+#pragma once
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "comm/store.h"
+
+namespace mtrain::comm {
+
+// Any thread may call these functions, and none waits for another rank. They throw CommError if the
+// job's store is gone.
+class Mailbox {
+ public:
+  Mailbox() = default;
+  Mailbox(const Mailbox&) = delete;
+  Mailbox& operator=(const Mailbox&) = delete;
+  virtual ~Mailbox() = default;
+
+  // A key gets one text.
+  virtual void put(const std::string& key, const std::string& text) = 0;
+  // Returns the text of the key; nothing while it has none.
+  virtual std::optional<std::string> find(const std::string& key) = 0;
+  // Frees the memory of the text. The key must not be used again.
+  virtual void remove(const std::string& key) = 0;
+};
+
+// Ranks that are threads share one object.
+std::shared_ptr<Mailbox> shared_mailbox();
+
+// Ranks that are processes: each opens a connection of its own to the job's store.
+std::shared_ptr<Mailbox> store_mailbox(const StoreAddress& at, std::chrono::milliseconds timeout);
+
+}  // namespace mtrain::comm
