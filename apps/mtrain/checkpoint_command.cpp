@@ -186,6 +186,7 @@ void show_checkpoint(const std::string& path) {
     if (c.path.filename() == fs::absolute(folder).filename()) listed = std::move(c);
   std::vector<observe::BannerRow> rows{
       {"step", state.contains("step") ? std::to_string(state.integer("step")) : "0"},
+      {"samples", state.contains("samples") ? std::to_string(state.integer("samples")) : "-"},
       {"saved", local_time(listed.saved_at)},
       {"size", human_bytes(double(listed.bytes))},
       {"saved by", saved_layout(folder, state)},

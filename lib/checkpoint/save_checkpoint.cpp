@@ -96,6 +96,9 @@ void write_state(const CheckpointParts& t, const TrainProgress& progress, const 
   storage::TrainState& state = options.state;
   state.set(kStep, progress.steps_done);
   if (progress.updates != progress.steps_done) state.set(kUpdates, progress.updates);
+  state.set(kSamples, progress.samples);
+  if (progress.updated_samples != progress.samples)
+    state.set(kUpdatedSamples, progress.updated_samples);
   if (!progress.loss_scale.empty()) state.set(kLossScale, progress.loss_scale);
   state.set(kRanks, t.control.size());
   if (!float8.empty()) state.set(kFloat8Scales, float8);

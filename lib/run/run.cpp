@@ -102,7 +102,9 @@ class Training {
     if (nothing_to_do()) return all_ranks_here();  // rank 0 serves the store and must end last
     open_reports();
     if (reporter_)
-      reporter_->banner({.steps_done = start_ ? start_->step : 0,
+      reporter_->banner({.steps_done = progress_.steps_done,
+                         .samples_done = progress_.samples,
+                         .last_step = last_step(),
                          .samples = data_->size(),
                          .from = start_ ? start_->path.string() : plan_.folders.weights_from});
     resume();
@@ -121,7 +123,7 @@ class Training {
     profiled_ = trainer_.control().any(report_.profile);
     report_progress();
     std::string end = asked_to_end();  // why the run ends early; empty while it continues
-    while (end.empty() && trainer_.steps_done() < plan_.train.steps) {
+    while (end.empty() && trainer_.steps_done() < trainer_.last_step()) {
       early_end_->at(Doing::step, trainer_.steps_done() + 1);
       if (fault_) fault_->before_step(trainer_.steps_done() + 1);
       if (trace_) trace_->step_begins();
@@ -129,14 +131,16 @@ class Training {
           trainer_.step(may_run_ahead(trainer_.steps_done() + 1 - first));
       if (trace_) trace_->step_done(stats.step);
       if (reporter_) reporter_->step(stats);
-      if (tuner && trainer_.steps_done() < plan_.train.steps) choose(std::exchange(tuner, nullptr));
+      if (tuner && trainer_.steps_done() < trainer_.last_step())
+        choose(std::exchange(tuner, nullptr));
       if (trainer_.graphs()) note(trainer_.graphs()->take_failure());
       if (exceeds_bytes() && reporter_) warn_of_assumed_bytes();
       const int64_t step = trainer_.steps_done();
       early_end_->at(Doing::step_done, step);
       report_progress();
       // The last step is evaluated at the end, unless its checkpoint is ranked by the loss.
-      const bool last = step == plan_.train.steps, saves = due(plan_.checkpoint.every_steps, step);
+      const bool last = step == trainer_.last_step(),
+                 saves = due(plan_.checkpoint.every_steps, step);
       if (last ? plan_.checkpoint.keep_best > 0 : due(plan_.validation.every_steps, step))
         evaluate();
       if (saves || new_best_) save(last && !plan_.checkpoint.at_end);
@@ -215,7 +219,7 @@ class Training {
   }
 
   void tell_how_to_continue() {
-    if (!screen_ || trainer_.steps_done() >= plan_.train.steps) return;
+    if (!screen_ || trainer_.steps_done() >= trainer_.last_step()) return;
     if (own_checkpoint_.empty() && trainer_.steps_done() > 0) return;  // nothing is saved
     if (continue_command_.empty())
       return screen_->tell("to continue: the same command with checkpoint.load=latest");
@@ -274,16 +278,22 @@ class Training {
     start_ = start_choice_->agree(std::move(claimed_));
     if (plan_.train.epochs)
       require_same("number of steps in train.epochs", std::to_string(plan_.train.steps));
+    if (start_) progress_ = agreed_progress(trainer_, *start_);
+  }
+
+  // The last step, as far as it is known before the checkpoint is loaded.
+  int64_t last_step() const {
+    return plan::last_step(plan_.train, progress_.steps_done, progress_.samples);
   }
 
   // Returns whether all steps are already done; all ranks get the same result. The recipe then has
   // fewer steps than the checkpoint. This start must change nothing in the folder except log.txt,
   // not even the checkpoints of later steps.
   bool nothing_to_do() const {
-    if (!start_ || start_->step <= plan_.train.steps) return false;
+    if (!start_ || start_->step <= last_step()) return false;
     if (lock_)
       log::info(fmt::format("nothing to do: {} has reached step {}, and train.steps is {}",
-                            start_->path.string(), start_->step, plan_.train.steps));
+                            start_->path.string(), start_->step, last_step()));
     return true;
   }
 
@@ -383,9 +393,7 @@ class Training {
   // Reports which settings differ from those of the run that saved the checkpoint.
   void tell_changes() {
     if (!reporter_) return;
-    const std::string changes = plan::resume_changes(
-        interchange::model_source(), checkpoint::saved_recipe(start_->path), plan_.text.recipe);
-    if (!changes.empty()) note(fmt::format("changed since step {}: {}", saved_, changes));
+    note(changes_text(trainer_, start_->path));
   }
 
   void evaluate() {
@@ -489,6 +497,7 @@ class Training {
   RunLock* lock_;
   ClaimedStart claimed_;  // on rank 0, until all ranks have agreed on start_
   std::optional<storage::CheckpointRef> start_;
+  checkpoint::TrainProgress progress_;  // of start_
   SaveFailures save_failures_;
   std::unique_ptr<Device> device_;
   const data::IdCheck ids_;

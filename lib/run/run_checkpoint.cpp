@@ -40,6 +40,9 @@ std::filesystem::path save_run(train::Trainer& t, const std::filesystem::path& r
       .job = job,
       .recipe = t.plan().text.recipe_with_origins,
       .on_commit = on_commit};
+  const checkpoint::TrainProgress progress = t.progress();
+  if (progress.samples != progress.steps_done * t.plan().train.global_batch_size)
+    options.state.needs_samples();
   if (exceeds_bytes) options.state.set(interchange::kExceedsBytes, 1);
   if (std::isfinite(evaluation.loss)) {
     options.state.set(storage::kValidationLoss, fmt::format("{}", evaluation.loss));
@@ -54,7 +57,7 @@ std::filesystem::path save_run(train::Trainer& t, const std::filesystem::path& r
                          std::string_view, int64_t done, int64_t total) {
       show(bytes_text(activity, done, total));
     };
-  return save_checkpoint(parts, t.progress(), std::move(options));
+  return save_checkpoint(parts, progress, std::move(options));
 }
 
 std::string resume_run(train::Trainer& t, const std::filesystem::path& folder, DataIdentity* data,
@@ -77,6 +80,34 @@ std::string resume_run(train::Trainer& t, const std::filesystem::path& folder, D
   return differences || !data ? ""
                               : "the checkpoint does not describe the content of its data: only "
                                 "the name of dataset.train was compared";
+}
+
+checkpoint::TrainProgress agreed_progress(const train::Trainer& t,
+                                          const storage::CheckpointRef& start) {
+  checkpoint::TrainProgress progress{.steps_done = start.step,
+                                     .samples = start.step * t.plan().train.global_batch_size};
+  if (t.control().rank() == 0) {
+    try {
+      progress.samples = checkpoint::read_progress(interchange::model_source(), start.path).samples;
+    } catch (const Error&) {
+    }
+  }
+  progress.samples = std::stoll(t.control().texts(std::to_string(progress.samples))[0]);
+  return progress;
+}
+
+std::string changes_text(const train::Trainer& t, const std::filesystem::path& checkpoint) {
+  const plan::SavedRecipe recipe = checkpoint::saved_recipe(checkpoint);
+  const int64_t step = t.steps_done(), batch = t.plan().train.global_batch_size;
+  std::string text =
+      plan::resume_changes(interchange::model_source(), recipe, t.plan().text.recipe);
+  if (!text.empty()) text = fmt::format("changed since step {}: {}", step, text);
+  if (plan::read_saved_run(interchange::model_source(), recipe).global_batch_size != batch)
+    text += fmt::format(
+        "\nstep {} begins with sample {}, counted from 0; a step of the learning-rate schedule is "
+        "now {} samples, and {:.6g} are done",
+        step + 1, t.samples_done(), batch, double(t.progress().updated_samples) / double(batch));
+  return text;
 }
 
 std::string start_from_folder(train::Trainer& t, const ShowActivity& show) {

@@ -41,6 +41,16 @@ std::filesystem::path save_run(train::Trainer& trainer, const std::filesystem::p
 std::string resume_run(train::Trainer& trainer, const std::filesystem::path& folder,
                        DataIdentity* data = nullptr, const ShowActivity& show = {});
 
+// Returns the progress that the checkpoint records. Rank 0 reads it, before the checkpoint is
+// loaded. If it cannot, the steps and the present batch give the samples, and loading reports why.
+// All ranks must call it.
+checkpoint::TrainProgress agreed_progress(const train::Trainer& trainer,
+                                          const storage::CheckpointRef& start);
+
+// Returns lines about the settings that differ from those of the run that saved the checkpoint,
+// which `trainer` has loaded; empty if there are none.
+std::string changes_text(const train::Trainer& trainer, const std::filesystem::path& checkpoint);
+
 // Loads the weights of the Hugging Face folder model.from into a new run; without model.from it
 // does nothing. Each rank reads its own part. Throws UserError if the folder is not supported, is
 // not the run's model, or differs on a rank; it names the rank. Returns a note about tensors that

@@ -51,6 +51,7 @@ expect "list of the folder" 0 -- list "$run/checkpoints"
 cmp -s "$work/out" "$work/list" || fail "list: a folder of checkpoints has another list than its run"
 expect "list of one" 0 step-00000012 -- list "$step"
 expect "list of nothing" 2 "holds no checkpoints" hint -- list "$work"
+expect "show of samples" 0 "samples" " 12" -- show "$step"
 expect "show" 0 "1 rank: fsdp2, tp 1 x pp 1 x cp 1" " lines, xxh3-128 " "layers.*.mlp.down.weight" \
   "F32" "16 x 16" "optimizer: " -- show "$step"
 expect "show of the newest" 0 "validation loss" "over 2 samples" -- show "$run"
