@@ -164,14 +164,22 @@ fs::path save_checkpoint(const CheckpointParts& t, const TrainProgress& progress
   });
   const std::string float8 = float8_state(t);
   const std::vector<std::string> texts = t.control.texts(shards_text(shards));
-  fs::path committed;
   all_together(t.control, [&](Meetings& meetings) {
     if (!first) return;
     std::map<std::string, std::string> sums;
     storage::CheckpointIndex index = gather_index(t, meetings, folder, texts, sums);
     meetings.run([&] {
       write_state(t, progress, float8, folder, options);
+      // The commit writes it again.
+      if (options.before_commit) write_index(folder, progress.steps_done, index, sums);
       writer->set_index(std::move(index), std::move(sums));
+    });
+  });
+  if (options.before_commit) options.before_commit(folder);
+  fs::path committed;
+  all_together(t.control, [&](Meetings& meetings) {
+    if (!first) return;
+    meetings.run([&] {
       writer->set_step_hook(options.on_commit);
       committed = writer->commit();
     });

@@ -58,6 +58,9 @@ struct SaveOptions {
   std::string recipe;           // the text of the recipe, for state.json and recipe.yaml
   // The caller's entries of state.json. Only those of rank 0 are written.
   storage::TrainState state;
+  // Called on each rank when the checkpoint's files can be read from the folder, before the commit;
+  // may be empty. What it adds to the folder is committed with it.
+  std::function<void(const std::filesystem::path& folder)> before_commit;
   // Called on each rank before it writes, and on rank 0 before each step of the commit; may be
   // empty.
   std::function<void(std::string_view)> on_commit;

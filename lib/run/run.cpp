@@ -144,7 +144,6 @@ class Training {
       if (last ? plan_.checkpoint.keep_best > 0 : due(plan_.validation.every_steps, step))
         evaluate();
       if (saves || new_best_) save(last && !plan_.checkpoint.at_end);
-      if (consolidated_) note(consolidated_->take_note());
       if (folder_) folder_->check();
       if (fault_) fault_->after_step(step);
       if (lock_) {
@@ -160,7 +159,7 @@ class Training {
     // The checkpoint of a best step is saved again if it has no loss, as one from an earlier start.
     const bool saved = saved_ == trainer_.steps_done() && (!new_best_ || saved_loss_);
     if ((plan_.checkpoint.at_end || new_best_) && !saved) save(/*last=*/true);
-    if (consolidated_) finish_consolidated();
+    if (consolidated_) consolidate(own_checkpoint_);
     if (trace_) note(trace_->finish());
     if (reporter_) reporter_->finish();
     if (!end.empty()) tell_how_to_continue();
@@ -353,12 +352,16 @@ class Training {
                          plan_.folders.load_path));
     }
     const auto job_ids = trainer_.control().texts(job_.id);
-    if (!reporter_) return;
+    if (reporter_) begin_files(job_ids);
+    if (plan_.checkpoint.consolidated == Consolidated::every) consolidate(own_checkpoint_);
+  }
+
+  // Continues, or begins, the files of the run.
+  void begin_files(const std::vector<std::string>& job_ids) {
     identity_->read_rest();
     for (const auto& line : set_aside_abandoned(plan_.folders, start_)) note(line);
     write_job(plan_.folders, job_ids, job_.restarts, start_);
     if (plan_.checkpoint.keep_best > 0) find_best();
-    if (plan_.checkpoint.consolidated == Consolidated::every) consolidate();
   }
 
   // Loads the checkpoint, or the one before it if it is damaged. Returns a note about the data.
@@ -417,7 +420,6 @@ class Training {
   // `last`: no later save of this run can replace it.
   void save(bool last) {
     if (folder_) folder_->check();
-    if (consolidated_) await_consolidated();  // this save may delete the checkpoint that it reads
     early_end_->at(Doing::save, trainer_.steps_done());
     const bool exceeds = plan_.dataset.tokenizer.assumed && trainer_.control().any(exceeds_bytes());
     const auto fault = fault_ ? fault_->in_save(trainer_.steps_done()) : nullptr;
@@ -436,7 +438,7 @@ class Training {
       own_checkpoint_ = save_run(trainer_, plan_.folders.checkpoint_dir, on_commit, exceeds,
                                  identity_ ? &*identity_ : nullptr, shown(),
                                  saved_loss_ ? evaluated_.result : ValidationResult(),
-                                 {.id = job_.id, .attempt = job_.restarts});
+                                 {.id = job_.id, .attempt = job_.restarts}, before_commit());
     } catch (const checkpoint::SaveError& e) {  // on all ranks
       if (lost) std::rethrow_exception(lost);
       return save_failed(e, last);
@@ -448,7 +450,10 @@ class Training {
     report_progress();
     shown_no_more();
     note(fmt::format("saved {}", own_checkpoint_.string()));
-    if (plan_.checkpoint.consolidated == Consolidated::every) consolidate();
+    if (plan_.checkpoint.consolidated != Consolidated::every) return;
+    consolidate({});
+    consolidated_->committed(own_checkpoint_);
+    note(consolidated_->take_note());
   }
 
   void save_failed(const checkpoint::SaveError& error, bool last) {
@@ -467,26 +472,23 @@ class Training {
     identity_->require_same();
   }
 
-  // Begins to write the Hugging Face form of the newest checkpoint.
-  void consolidate() {
-    if (trainer_.world().rank() == 0 && !own_checkpoint_.empty())
-      consolidated_->begin(own_checkpoint_,
-                           fault_ ? fault_->in_save_consolidated(saved_) : nullptr);
+  // Returns what writes the Hugging Face form of a checkpoint before it is committed.
+  BeforeCommit before_commit() {
+    if (plan_.checkpoint.consolidated != Consolidated::every) return {};
+    return [this](const std::filesystem::path& folder) {
+      show("writing the Hugging Face form of the checkpoint");
+      consolidated_->write(folder,
+                           fault_ ? fault_->in_save_consolidated(trainer_.steps_done()) : nullptr);
+    };
   }
 
-  void await_consolidated() {
-    show("waiting for the Hugging Face form of the checkpoint");
-    consolidated_->finish();
+  // Writes the Hugging Face forms that are missing: of this checkpoint, and of earlier ones whose
+  // form could not be written. An earlier start may have saved it.
+  void consolidate(const std::filesystem::path& checkpoint) {
+    show("writing the Hugging Face form of the checkpoint");
+    consolidated_->complete(checkpoint);
     shown_no_more();
     note(consolidated_->take_note());
-  }
-
-  // The newest checkpoint may be one that this run continued from, and lack its form because the
-  // earlier start was killed.
-  void finish_consolidated() {
-    await_consolidated();
-    consolidate();
-    await_consolidated();
   }
 
   const RunPlan& plan_;

@@ -32,13 +32,14 @@ std::filesystem::path save_run(train::Trainer& t, const std::filesystem::path& r
                                const std::function<void(std::string_view)>& on_commit,
                                bool exceeds_bytes, const DataIdentity* data,
                                const ShowActivity& show, const ValidationResult& evaluation,
-                               const storage::SavingJob& job) {
+                               const storage::SavingJob& job, const BeforeCommit& before_commit) {
   const plan::CheckpointOptions& c = t.plan().checkpoint;
   checkpoint::SaveOptions options{
       .root = root,
       .keep = {.newest = int(c.keep), .best = int(c.keep_best), .every = c.keep_every},
       .job = job,
       .recipe = t.plan().text.recipe_with_origins,
+      .before_commit = before_commit,
       .on_commit = on_commit};
   const checkpoint::TrainProgress progress = t.progress();
   if (progress.samples != progress.steps_done * t.plan().train.global_batch_size)

@@ -15,6 +15,9 @@ namespace mtrain::run {
 // Receives a line for the screen, such as "reading weights 34 %"; may be empty.
 using ShowActivity = std::function<void(const std::string& text)>;
 
+// Adds files to the folder of a checkpoint before it is committed, on all ranks; may be empty.
+using BeforeCommit = std::function<void(const std::filesystem::path& folder)>;
+
 // The result of a validation.
 struct ValidationResult {
   double loss = std::numeric_limits<double>::quiet_NaN();  // NaN: nothing was measured
@@ -24,15 +27,16 @@ struct ValidationResult {
 // Saves a checkpoint into the folder `root`, and calls `on_commit`, if given, before this rank
 // writes, and on rank 0 before each step of the commit. `exceeds_bytes` is the future result of
 // interchange::exceeds_bytes() for it. `data` of rank 0, which may be null, describes the contents
-// of the data. `evaluation` is the result for these weights, if they were evaluated. All ranks must
-// call it; rank 0 returns the checkpoint's path, the others an empty path. Throws
-// checkpoint::SaveError on all ranks.
+// of the data. `evaluation` is the result for these weights, if they were evaluated.
+// `before_commit` may add files to the folder. All ranks must call it; rank 0 returns the
+// checkpoint's path, the others an empty path. Throws checkpoint::SaveError on all ranks.
 std::filesystem::path save_run(train::Trainer& trainer, const std::filesystem::path& root,
                                const std::function<void(std::string_view)>& on_commit = {},
                                bool exceeds_bytes = false, const DataIdentity* data = nullptr,
                                const ShowActivity& show = {},
                                const ValidationResult& evaluation = {},
-                               const storage::SavingJob& job = {});
+                               const storage::SavingJob& job = {},
+                               const BeforeCommit& before_commit = {});
 
 // Makes the trainer continue from the checkpoint in `folder`. Throws UserError if the checkpoint
 // does not fit the run's model, data or seed. Rank 0 compares the data by `data`; if that is null,
