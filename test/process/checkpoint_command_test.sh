@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Tests mtrain checkpoint: list, show, verify, diff and prune, of a small run, at widths of 60 and 200 columns.
+# Tests mtrain checkpoint: list, show, verify, diff, reshard and prune, of a small run, at widths of 60 and 200 columns.
 #   test/process/checkpoint_command_test.sh <mtrain>
 set -u
 mtrain=$(realpath "$1")
@@ -69,6 +69,21 @@ expect "two checkpoints" 1 "largest difference" "layers.1.mlp.down.weight" "tens
 expect "all of two checkpoints" 1 "tensors differ" -- diff "$step" "$run" --all
 lacks "all of two checkpoints" "--all shows"
 
+expect "reshard" 0 "written: $work/four/step-00000006 (" "in 8 files" -- reshard "$step" --output "$work/four" --ranks 4
+[[ $(ls "$work/four/step-00000006"/weights-*.safetensors | wc -l) == 4 ]] || fail "reshard: not 4 files of weights"
+expect "reshard and its source" 0 "tensors are equal" -- diff "$step" "$work/four"
+expect "verify of reshard" 0 "step-00000006: sound; " -- verify "$work/four"
+expect "reshard of the newest" 0 "written: $work/one/step-00000012 (" "in 2 files" -- reshard "$run" --output "$work/one" --files 1
+expect "reshard over a folder" 2 "$work/four exists already" hint -- reshard "$step" --output "$work/four" --ranks 2
+expect "reshard without a number" 2 "--ranks" -- reshard "$step" --output "$work/five"
+expect "reshard to no files" 2 "--ranks" -- reshard "$step" --output "$work/five" --ranks 0
+expect "reshard of nothing" 2 "holds no complete checkpoint" -- reshard "$work" --output "$work/five" --ranks 2
+[[ ! -e $work/five ]] || fail "a reshard that is refused leaves a folder"
+"$mtrain" --recipe "$work/r.yaml" "train.run_dir=$work/from_four" "checkpoint.load=$work/four" train.steps=8 >"$work/out" 2>&1 ||
+  fail "a run from a reshard"
+losses() { grep -o '^{"step":[78],.*"loss":[^,]*' "$1/metrics.jsonl" | sed 's/,.*,/,/'; }
+[[ -n $(losses "$run") && $(losses "$run") == "$(losses "$work/from_four")" ]] || fail "a run from a reshard has other losses"
+
 size=$(stat -c %s "$step/optimizer-00000.safetensors")
 cp "$step/optimizer-00000.safetensors" "$work/sound"
 printf '\xff\xff' | dd of="$step/optimizer-00000.safetensors" bs=1 seek=$((size - 3)) conv=notrunc status=none
@@ -95,4 +110,4 @@ for ((i = 0; i < 400; i++)); do [[ -e $run/checkpoints/step-00000014 ]] && break
 expect "prune of a run that trains" 2 "a run is saving checkpoints in" hint -- prune "$run" --keep 1 --yes
 expect "list of a run that trains" 0 latest -- list "$run"
 ((failures == 0)) || exit 1
-echo "checkpoints are listed, checked, compared and deleted"
+echo "checkpoints are listed, checked, compared, rewritten and deleted"
