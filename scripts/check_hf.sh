@@ -6,8 +6,9 @@
 # scripts/golden/requirements.txt. Then each Python, which may have another version of transformers, loads what
 # `mtrain export hf` writes of these models (fp32, bf16 and fp16, in one file and in several) and of a model that mtrain
 # has trained: no key may be missing or unexpected, and the logits must be the same. What `mtrain eval` and
-# `mtrain generate` make of that model is held against transformers. Real models in the folders that MTRAIN_MODELS names,
-# separated by colons, are evaluated, continued, imported, exported and loaded, too.
+# `mtrain generate` make of that model is held against transformers: from its export, and from the folder `consolidated`
+# that the run itself wrote. Real models in the folders that MTRAIN_MODELS names, separated by colons, are evaluated,
+# continued, imported, exported and loaded, too.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 case ${1:-} in -h | --help) usage && exit 0 ;; esac
@@ -43,8 +44,11 @@ for python in "${pythons[@]}"; do "$python" -B scripts/golden/hf.py --exports "$
 # A model of mtrain's own: two steps of a small one.
 "$mtrain" data build --input README.md --output "$work/text" >/dev/null
 "$mtrain" --recipe recipes/quickstart.yaml "dataset.train=$work/text" 'dataset.validation=[]' train.steps=2 \
-  validation.every_steps=0 "train.run_dir=$work/run" lr_scheduler.warmup_steps=0 >/dev/null
+  validation.every_steps=0 "train.run_dir=$work/run" lr_scheduler.warmup_steps=0 checkpoint.save_consolidated=true >/dev/null
 "$mtrain" export hf "$work/run" --output "$work/trained"
+consolidated=$work/run/checkpoints/step-00000002/consolidated
+diff -r "$consolidated" "$work/trained" || die "the run's own form differs from its export"
+"${pythons[0]}" -B scripts/golden/hf_use.py --compare "$mtrain" "$consolidated"
 "${pythons[0]}" -B scripts/golden/hf_use.py --compare "$mtrain" "$work/trained"
 IFS=: read -ra models <<<"${MTRAIN_MODELS:-}"
 for model in "${models[@]}"; do

@@ -1,4 +1,4 @@
-// Lists, shows, checks, compares and deletes checkpoints.
+// Lists, shows, checks, compares, rewrites and deletes checkpoints.
 #include <unistd.h>
 #include <algorithm>
 #include <cctype>
@@ -21,14 +21,17 @@
 #include "interchange/checkpoint_record.h"
 #include "interchange/locate_checkpoint.h"
 #include "interchange/model_source.h"
+#include "launch/end_signals.h"
 #include "observe/banner.h"
 #include "observe/progress.h"
 #include "recipe/recipe.h"
+#include "run/signal_guard.h"
 #include "storage/checkpoint_diff.h"
 #include "storage/checkpoint_dir.h"
 #include "storage/checkpoint_list.h"
 #include "storage/checkpoint_tensors.h"
 #include "storage/folder_lock.h"
+#include "storage/reshard_checkpoint.h"
 #include "storage/state.h"
 #include "storage/verify_checkpoint.h"
 
@@ -186,6 +189,7 @@ void show_checkpoint(const std::string& path) {
     if (c.path.filename() == fs::absolute(folder).filename()) listed = std::move(c);
   std::vector<observe::BannerRow> rows{
       {"step", state.contains("step") ? std::to_string(state.integer("step")) : "0"},
+      {"samples", state.contains("samples") ? std::to_string(state.integer("samples")) : "-"},
       {"saved", local_time(listed.saved_at)},
       {"size", human_bytes(double(listed.bytes))},
       {"saved by", saved_layout(folder, state)},
@@ -195,7 +199,7 @@ void show_checkpoint(const std::string& path) {
     std::string loss = state.text(storage::kValidationLoss);
     if (state.contains(storage::kValidationSamples))
       loss += fmt::format(" over {} samples", state.integer(storage::kValidationSamples));
-    rows.insert(rows.begin() + 3, {"validation loss", loss});
+    rows.insert(rows.begin() + 4, {"validation loss", loss});
   }
   observe::print_banner(STDOUT_FILENO, folder.string(), rows);
   for (const auto& [set, tensors] : storage::open_all_checkpoint_tensors(folder))
@@ -265,6 +269,50 @@ void diff(const std::string& a, const std::string& b, bool show_all) {
     print_lines(fmt::format("... and {} more; --all shows every tensor\n", differ - kShown));
   if (differ > 0) throw RunError(fmt::format("{} of {} tensors differ", differ, rows.size()));
   print_lines(fmt::format("all {} tensors are equal\n", rows.size()));
+}
+
+// --- reshard
+
+void reshard(const std::string& path, const std::string& output, int files) {
+  const fs::path source = checkpoint_of(path);
+  interchange::report_checkpoint(source);
+  Reading reading;
+  const auto shown = reading.shown("rewriting " + source.filename().string());
+  const run::SignalGuard signals;
+  const auto progress = [&](int64_t done, int64_t total) {
+    if (const int signal = signals.signal())
+      throw RunError(fmt::format("{}: nothing is written", launch::name_of(signal)));
+    shown(done, total);
+  };
+  const storage::Resharded made =
+      storage::reshard_checkpoint(source, output, {.files = files, .progress = progress});
+  reading.done();
+  print_lines(fmt::format("written: {} ({} tensors, {} in {} file{})\n", made.checkpoint.string(),
+                          made.tensors, human_bytes(double(made.bytes)), made.files,
+                          made.files == 1 ? "" : "s"));
+}
+
+void add_reshard(CLI::App& parent) {
+  struct Options {
+    std::string path, output;
+    int files = 0;
+  };
+  auto o = std::make_shared<Options>();
+  auto* command = parent.add_subcommand(
+      "reshard",
+      "write a checkpoint again with its tensors in another number of files; the tensors stay the "
+      "same, bit by bit, and the source is not changed");
+  command->add_option("path", o->path, kPathHelp)->required();
+  command->add_option("--output", o->output, "new folder of checkpoints to write")->required();
+  constexpr int64_t kMost = 1 << 16;
+  command
+      ->add_option("--ranks,--files", o->files,
+                   "how many files of weights, and of the optimizer's state: as many ranks write "
+                   "one each")
+      ->required()
+      ->check(integer_from(1, kMost, 8).description(""));
+  set_examples(*command, {"mtrain checkpoint reshard runs/first --output runs/eight --ranks 8"});
+  command->callback([o] { reshard(o->path, o->output, o->files); });
 }
 
 // --- prune
@@ -345,7 +393,8 @@ void add_diff(CLI::App& parent) {
 }  // namespace
 
 void add_checkpoint_command(CLI::App& app) {
-  auto* command = app.add_subcommand("checkpoint", "list, check, compare and delete checkpoints");
+  auto* command =
+      app.add_subcommand("checkpoint", "list, check, compare, rewrite and delete checkpoints");
   command->require_subcommand(1);
   set_examples(*command,
                {"mtrain checkpoint list runs/first", "mtrain checkpoint verify runs/first",
@@ -370,6 +419,7 @@ void add_checkpoint_command(CLI::App& app) {
                {"mtrain checkpoint verify runs/first",
                 "mtrain checkpoint verify runs/first/checkpoints/step-00000020"});
   add_diff(*command);
+  add_reshard(*command);
   add_prune(*command);
 }
 

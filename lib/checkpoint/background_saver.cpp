@@ -49,6 +49,7 @@ BackgroundSaver::~BackgroundSaver() {
 Event BackgroundSaver::begin(const CheckpointParts& t, const TrainProgress& progress,
                              SaveOptions options) {
   MT_CHECK(!saving_, "another checkpoint is being written");
+  MT_CHECK(!options.before_commit, "files of others are only added while training waits");
   const Event copied = snapshot_.stage(t);
   const std::string folder =
       rank_ == 0
@@ -137,8 +138,10 @@ void BackgroundSaver::write(const Work& work, Result& result) {
   }
   if (!result.error.empty()) return;
   result.error = error_in([&] {
-    result.saved.checkpoint = commit_checkpoint(*writer, work.state, reports, work.options,
-                                                [&] { pause(std::chrono::milliseconds(0)); });
+    SaveOptions options = work.options;
+    prepare_commit(*writer, work.state, reports, options,
+                   [&] { pause(std::chrono::milliseconds(0)); });
+    result.saved.checkpoint = writer->commit();
   });
   if (!result.error.empty()) result.error = of_rank(0, result.error);
   result.saved.seconds = std::chrono::duration<double>(Clock::now() - began).count();

@@ -86,6 +86,9 @@ void write_state(const SavedState& saved, const fs::path& folder, SaveOptions& o
   storage::TrainState& state = options.state;
   state.set(kStep, progress.steps_done);
   if (progress.updates != progress.steps_done) state.set(kUpdates, progress.updates);
+  state.set(kSamples, progress.samples);
+  if (progress.updated_samples != progress.samples)
+    state.set(kUpdatedSamples, progress.updated_samples);
   if (!progress.loss_scale.empty()) state.set(kLossScale, progress.loss_scale);
   state.set(kRanks, saved.ranks);
   if (!saved.float8.empty()) state.set(kFloat8Scales, saved.float8);
@@ -144,16 +147,17 @@ void await_folder(const fs::path& folder, const std::function<void()>& meanwhile
       });
 }
 
-fs::path commit_checkpoint(storage::CheckpointWriter& writer, const SavedState& state,
-                           const std::vector<std::string>& texts, SaveOptions options,
-                           const std::function<void()>& meanwhile) {
+void prepare_commit(storage::CheckpointWriter& writer, const SavedState& state,
+                    const std::vector<std::string>& texts, SaveOptions& options,
+                    const std::function<void()>& meanwhile) {
   std::map<std::string, std::string> sums;
   storage::CheckpointIndex index =
       gather_index(state.parameters, writer.folder(), texts, sums, meanwhile);
   write_state(state, writer.folder(), options);
+  // The commit writes it again.
+  if (options.before_commit) write_index(writer.folder(), state.progress.steps_done, index, sums);
   writer.set_index(std::move(index), std::move(sums));
   writer.set_step_hook(options.on_commit);
-  return writer.commit();
 }
 
 fs::path save_checkpoint(const CheckpointParts& t, const TrainProgress& progress,
@@ -181,11 +185,15 @@ fs::path save_checkpoint(const CheckpointParts& t, const TrainProgress& progress
   });
   const SavedState state = saved_state(t, progress);
   const std::vector<std::string> texts = t.control.texts(shards_text(shards));
+  all_together(t.control, [&](Meetings& meetings) {
+    if (!first) return;
+    meetings.run([&] { prepare_commit(*writer, state, texts, options, [] {}); });
+  });
+  if (options.before_commit) options.before_commit(folder);
   fs::path committed;
   all_together(t.control, [&](Meetings& meetings) {
     if (!first) return;
-    meetings.run(
-        [&] { committed = commit_checkpoint(*writer, state, texts, std::move(options), [] {}); });
+    meetings.run([&] { committed = writer->commit(); });
   });
   return committed;
 }

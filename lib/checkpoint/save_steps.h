@@ -28,11 +28,11 @@ int64_t bytes_of_all_ranks(const CheckpointParts& parts);
 // show new files late. Calls `meanwhile` from time to time. Throws RunError after a minute.
 void await_folder(const std::filesystem::path& folder, const std::function<void()>& meanwhile);
 
-// Ends a save on rank 0: collects the files of all ranks, whose shards_text() `texts` has, writes
-// state.json, and commits. Calls `meanwhile` from time to time while it waits for files. Returns
-// the checkpoint's path.
-std::filesystem::path commit_checkpoint(storage::CheckpointWriter& writer, const SavedState& state,
-                                        const std::vector<std::string>& texts, SaveOptions options,
-                                        const std::function<void()>& meanwhile);
+// Prepares the commit of a save on rank 0: collects the files of all ranks, whose shards_text()
+// `texts` has, and writes state.json; for options.before_commit also index.json. Calls `meanwhile`
+// from time to time while it waits for files.
+void prepare_commit(storage::CheckpointWriter& writer, const SavedState& state,
+                    const std::vector<std::string>& texts, SaveOptions& options,
+                    const std::function<void()>& meanwhile);
 
 }  // namespace mtrain::checkpoint

@@ -138,6 +138,33 @@ void load_weights(Stream& stream, model::ParamStore& params,
   load_weights(stream, params, folder, std::move(used), replicated, progress);
 }
 
+TrainProgress read_progress(const recipe::ModelSource& models, const fs::path& folder) {
+  const storage::TrainState state = read_state(folder);
+  TrainProgress p{.steps_done = state.integer(kStep)};
+  // Without the entry `updates`, every step made an update.
+  p.updates = state.contains(kUpdates) ? state.integer(kUpdates) : p.steps_done;
+  if (p.updates < 0 || p.updates > p.steps_done)
+    throw storage::damaged_file(folder / kState,
+                                fmt::format("{} updates in {} steps", p.updates, p.steps_done));
+  if (state.contains(kSamples)) {
+    p.samples = state.integer(kSamples);
+    p.updated_samples =
+        state.contains(kUpdatedSamples) ? state.integer(kUpdatedSamples) : p.samples;
+    if (p.samples < p.steps_done)
+      throw storage::damaged_file(folder / kState,
+                                  fmt::format("{} samples in {} steps", p.samples, p.steps_done));
+    if (p.updated_samples < p.updates || p.updated_samples > p.samples)
+      throw storage::damaged_file(
+          folder / kState,
+          fmt::format("{} samples of {} in {} updates", p.updated_samples, p.samples, p.updates));
+  } else {
+    const int64_t batch = plan::read_saved_run(models, saved_recipe(folder)).global_batch_size;
+    p.samples = p.steps_done * batch, p.updated_samples = p.updates * batch;
+  }
+  if (state.contains(kLossScale)) p.loss_scale = state.text(kLossScale);
+  return p;
+}
+
 storage::TrainState read_state(const fs::path& folder) {
   const fs::path file = folder / kState;
   return fs::exists(file) ? storage::TrainState::load(file) : storage::TrainState();
@@ -176,6 +203,7 @@ LoadedCheckpoint load_checkpoint(const CheckpointParts& t, const recipe::ModelSo
                                  const std::optional<std::string>& other_data) {
   ReadFaults faults(t.control);
   std::optional<storage::CheckpointRef> whole;
+  TrainProgress progress;
   faults.attempt([&] {
     whole = storage::complete_checkpoint(folder);
     if (!whole || !read_state(folder).contains(kStep))
@@ -183,21 +211,13 @@ LoadedCheckpoint load_checkpoint(const CheckpointParts& t, const recipe::ModelSo
                       "leave checkpoint.load out, and set model.from to the Hugging Face folder "
                       "from which it was imported");
     refuse_different_run(models, recipe, folder, other_data);
+    progress = read_progress(models, folder);
   });
   const storage::TrainState state =
       load_model(t, folder, [&](const auto& read) { faults.attempt(read); });
   faults.attempt([&] { load_moments(t, folder); });
   faults.agree(folder);
-  // Without the entry `updates`, every step made an update.
-  const int64_t steps = whole->step;  // state.json has the same number
-  const int64_t updates = state.contains(kUpdates) ? state.integer(kUpdates) : steps;
-  if (updates < 0 || updates > steps)
-    throw storage::damaged_file(folder / kState,
-                                fmt::format("{} updates in {} steps", updates, steps));
-  return {{.steps_done = steps,
-           .updates = updates,
-           .loss_scale = state.contains(kLossScale) ? state.text(kLossScale) : std::string()},
-          state};
+  return {progress, state};
 }
 
 }  // namespace mtrain::checkpoint

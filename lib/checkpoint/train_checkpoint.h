@@ -44,7 +44,10 @@ struct CheckpointParts {
 
 struct TrainProgress {
   int64_t steps_done = 0;
-  int64_t updates = 0;     // steps that were not skipped because of an overflow in fp16
+  int64_t updates = 0;  // steps that were not skipped because of an overflow in fp16
+  // The samples of all steps, and of the updates alone. They are not multiples of the batch if the
+  // run has changed its size.
+  int64_t samples = 0, updated_samples = 0;
   std::string loss_scale;  // the text of LossScaler::save(); empty without a loss scale
 };
 
@@ -55,6 +58,10 @@ struct SaveOptions {
   std::string recipe;           // the text of the recipe, for state.json and recipe.yaml
   // The caller's entries of state.json. Only those of rank 0 are written.
   storage::TrainState state;
+  // Called on each rank when the checkpoint's files can be read from the folder, before the commit;
+  // may be empty. What it adds to the folder is committed with it. A save in the background takes
+  // none.
+  std::function<void(const std::filesystem::path& folder)> before_commit;
   // Called with the name of each moment of a save; may be empty. On each rank there is "write",
   // before it writes its files, and on rank 0 there are the steps of CheckpointWriter::commit(). A
   // save in the background also has "stage", when the copies are enqueued, and "block", after each
@@ -88,6 +95,10 @@ struct LoadedCheckpoint {
 LoadedCheckpoint load_checkpoint(const CheckpointParts& parts, const recipe::ModelSource& models,
                                  const std::string& recipe, const std::filesystem::path& folder,
                                  const std::optional<std::string>& other_data = {});
+
+// Returns the progress that state.json records. A checkpoint of an earlier version records steps
+// alone; the batch of its recipe then gives the samples. Throws UserError if there is no training.
+TrainProgress read_progress(const recipe::ModelSource& models, const std::filesystem::path& folder);
 
 // Returns state.json; an empty state if there is none, as in a checkpoint of imported weights.
 storage::TrainState read_state(const std::filesystem::path& folder);

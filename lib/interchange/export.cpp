@@ -1,8 +1,12 @@
 #include "interchange/export.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <map>
+#include <memory>
+#include <system_error>
+#include <thread>
 #include <vector>
 
 #include <fmt/core.h>
@@ -24,6 +28,8 @@
 #include "recipe/model_spec.h"
 #include "recipe/recipe.h"
 #include "storage/checkpoint_tensors.h"
+#include "storage/free_space.h"
+#include "storage/manifest.h"
 #include "storage/new_folder.h"
 #include "storage/read_mark.h"
 #include "storage/safetensors_folder.h"
@@ -50,8 +56,8 @@ recipe::Recipe read_saved(const fs::path& checkpoint, const std::vector<std::str
 }
 
 // Returns the folder from which the model came, if it has a config.json; else an empty path. If
-// that folder is gone, warns about what the export lacks.
-fs::path origin_of(const fs::path& checkpoint) {
+// that folder is gone, `warns` about what the export lacks.
+fs::path origin_of(const fs::path& checkpoint, bool warns) {
   if (fs::exists(checkpoint / "config.json")) return checkpoint;
   Diagnostics ignored;
   const auto recipe = recipe::read_recipe_text(model_source(), recorded_text(checkpoint),
@@ -59,10 +65,11 @@ fs::path origin_of(const fs::path& checkpoint) {
   if (!recipe || !recipe->model.from) return {};
   const fs::path from = hub_model_folder(*recipe->model.from);
   if (fs::exists(from / "config.json")) return from;
-  log::warn(
-      fmt::format("{}, from which the model came, is gone: its types of tensors and its other keys "
-                  "of config.json are not in the export",
-                  from.string()));
+  if (warns)
+    log::warn(
+        fmt::format("{}, from which the model came, is gone: its types of tensors and its other "
+                    "keys of config.json are not in the export",
+                    from.string()));
   return {};
 }
 
@@ -72,7 +79,7 @@ DType type_of(std::string_view name) {
 
 // Returns the dtypes of the tensors in the folder from which the model came.
 Types imported_types(const storage::CheckpointTensors& weights, const fs::path& checkpoint,
-                     const fs::path& origin) {
+                     const fs::path& origin, bool warns) {
   Types types;
   if (const auto at = weights.metadata().find(kImportedTypes); at != weights.metadata().end()) {
     const json saved = parse_json(at->second, weights.path().string() + ": its metadata",
@@ -88,10 +95,11 @@ Types imported_types(const storage::CheckpointTensors& weights, const fs::path& 
       for (const storage::StoredTensor* t : folder.tensors()) types[t->name] = type_of(t->type);
     } catch (const UserError& e) {
       // The weights come from the checkpoint, so this folder may be gone or damaged.
-      log::warn(
-          fmt::format("tensors are exported as fp32, since the types of the folder from "
-                      "which the model came are lost: {}",
-                      e.message()));
+      if (warns)
+        log::warn(
+            fmt::format("tensors are exported as fp32, since the types of the folder from "
+                        "which the model came are lost: {}",
+                        e.message()));
     }
   }
   return types;
@@ -243,46 +251,122 @@ std::vector<std::string> copy_texts(const fs::path& origin, const fs::path& chec
   return copied;
 }
 
+// What an export consists of. It depends on the checkpoint and the options alone, so all ranks make
+// the same.
+struct Contents {
+  recipe::Recipe recipe;
+  fs::path origin;
+  std::string config, model_type;
+  std::unique_ptr<TensorMap> map;
+  std::vector<Shard> shards;
+};
+
+Contents contents_of(const fs::path& checkpoint, const storage::CheckpointTensors& weights,
+                     const ExportOptions& options, bool warns) {
+  Contents c{.recipe = read_saved(checkpoint, {"~model.from"})};
+  take_vocabulary(c.recipe, weights);
+  c.origin = origin_of(checkpoint, warns);
+  const std::string base = c.origin.empty() ? "" : read_file(c.origin / "config.json");
+  write_config(c.recipe, {base, "float32"}, c.model_type);  // finds the family
+  c.map =
+      std::make_unique<TensorMap>(recipe::model_spec(c.recipe.model), *find_family(c.model_type));
+  check_tensors(weights, *c.map);
+  c.shards = make_shards(
+      *c.map, options.dtype ? Types() : imported_types(weights, checkpoint, c.origin, warns),
+      options);
+  c.config = write_config(c.recipe, {base, main_type(c.shards)}, c.model_type);
+  return c;
+}
+
+// Writes the files that hold no weights. Returns the names of those that are copied.
+std::vector<std::string> write_other_files(const Contents& c, const fs::path& checkpoint,
+                                           const fs::path& folder) {
+  if (c.shards.size() > 1) write_index(folder, c.shards);
+  write_file_atomic(folder / "config.json", c.config);
+  std::vector<std::string> copied = copy_texts(c.origin, checkpoint, c.recipe.tokenizer, folder);
+  // Whether mtrain trained the model on bytes. Without a tokenizer, an import's ids are unknown.
+  const bool reads_bytes = c.origin != checkpoint &&
+                           c.recipe.tokenizer.type == recipe::TokenizerType::byte &&
+                           c.recipe.model.vocab_size >= kByteVocabulary &&
+                           !exceeds_bytes(checkpoint) && !fs::exists(folder / "tokenizer.json");
+  if (reads_bytes) write_byte_tokenizer(folder);
+  write_generation_config(folder, c.config, reads_bytes);
+  return copied;
+}
+
+// Writes the files of a part into `folder`, which exists.
+Exported write_part(const Contents& c, const storage::CheckpointTensors& weights,
+                    const fs::path& checkpoint, const fs::path& folder, const ExportPart& part,
+                    const ExportOptions& options) {
+  Exported done{
+      .model_type = c.model_type, .parameters = c.map->parameters(), .files = int(c.shards.size())};
+  const HfView view(weights, *c.map);
+  for (size_t i = 0; i < c.shards.size(); ++i) {
+    if (int(i % size_t(part.ranks)) == part.rank)
+      write_shard(folder, c.shards[i], view, options.before_piece);
+    done.bytes += c.shards[i].bytes;
+    done.sizes[c.shards[i].name] = c.shards[i].bytes;
+  }
+  if (part.rank == 0)
+    done.side_files = fmt::format("{}", fmt::join(write_other_files(c, checkpoint, folder), ", "));
+  return done;
+}
+
+// Waits up to a minute: some file systems show late what another host has written.
+bool wait_until(const std::function<bool()>& visible) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  while (!visible()) {
+    if (std::chrono::steady_clock::now() > end) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  return true;
+}
+
+RunError unseen(const fs::path& file) {
+  return RunError(
+      fmt::format("{} does not see {}, which another rank has written", host_name(), file.string()),
+      "checkpoint.dir must be a folder that all hosts share");
+}
+
 }  // namespace
 
 Exported export_hf(const fs::path& checkpoint, const fs::path& output,
                    const ExportOptions& options) {
   const storage::ReadMark reading(checkpoint);
-  const auto file = open_checkpoint_tensors(checkpoint, storage::TensorSet::weights);
-  const storage::CheckpointTensors& weights = *file;
-  recipe::Recipe recipe = read_saved(checkpoint, {"~model.from"});
-  take_vocabulary(recipe, weights);
-  const fs::path origin = origin_of(checkpoint);
-  const std::string base = origin.empty() ? "" : read_file(origin / "config.json");
-  Exported done;
-  write_config(recipe, {base, "float32"}, done.model_type);  // finds the family
-  const TensorMap map(recipe::model_spec(recipe.model), *find_family(done.model_type));
-  check_tensors(weights, map);
-  const std::vector<Shard> shards = make_shards(
-      map, options.dtype ? Types() : imported_types(weights, checkpoint, origin), options);
-  const std::string config = write_config(recipe, {base, main_type(shards)}, done.model_type);
+  const auto weights = open_checkpoint_tensors(checkpoint, storage::TensorSet::weights);
+  const Contents contents = contents_of(checkpoint, *weights, options, true);
   storage::NewFolder folder(output);
-  const HfView view(weights, map);
-  for (const Shard& shard : shards) {
-    write_shard(folder.path(), shard, view, options.before_piece);
-    done.bytes += shard.bytes;
-  }
-  if (shards.size() > 1) write_index(folder.path(), shards);
-  write_file_atomic(folder.path() / "config.json", config);
-  const std::vector<std::string> copied =
-      copy_texts(origin, checkpoint, recipe.tokenizer, folder.path());
-  // Whether mtrain trained the model on bytes. Without a tokenizer, an import's ids are unknown.
-  const bool reads_bytes =
-      origin != checkpoint && recipe.tokenizer.type == recipe::TokenizerType::byte &&
-      recipe.model.vocab_size >= kByteVocabulary && !exceeds_bytes(checkpoint) &&
-      !fs::exists(folder.path() / "tokenizer.json");
-  if (reads_bytes) write_byte_tokenizer(folder.path());
-  write_generation_config(folder.path(), config, reads_bytes);
+  Exported done = write_part(contents, *weights, checkpoint, folder.path(), {}, options);
   folder.commit();
-  done.parameters = map.parameters();
-  done.files = int(shards.size());
-  done.side_files = fmt::format("{}", fmt::join(copied, ", "));
   return done;
+}
+
+Exported write_consolidated(const fs::path& checkpoint, const fs::path& folder,
+                            const ExportPart& part, const ExportOptions& options) {
+  std::error_code error;
+  const fs::path index = storage::manifest_path(checkpoint);
+  if (!wait_until([&] { return fs::is_regular_file(index, error); })) throw unseen(index);
+  const auto weights = open_checkpoint_tensors(checkpoint, storage::TensorSet::weights);
+  const Contents contents = contents_of(checkpoint, *weights, options, part.rank == 0);
+  storage::make_folders(folder);
+  if (part.rank == 0) {
+    int64_t bytes = 0;
+    for (const Shard& shard : contents.shards) bytes += shard.bytes;
+    storage::require_space(folder, bytes);
+  }
+  return write_part(contents, *weights, checkpoint, folder, part, options);
+}
+
+void await_consolidated(const fs::path& folder, const Exported& exported) {
+  std::error_code error;
+  for (const auto& [name, bytes] : exported.sizes) {
+    const fs::path file = folder / name;
+    const auto visible = [&, bytes = bytes] {
+      const auto size = fs::file_size(file, error);
+      return !error && int64_t(size) > bytes;
+    };
+    if (!wait_until(visible)) throw unseen(file);
+  }
 }
 
 void check_consolidated(const recipe::Recipe& recipe, Diagnostics& diagnostics) {

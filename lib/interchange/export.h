@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 
@@ -20,11 +21,17 @@ struct ExportOptions {
   std::function<void()> before_piece;
 };
 
+// A process that writes a part of an export, and how many there are.
+struct ExportPart {
+  int rank = 0, ranks = 1;
+};
+
 struct Exported {
   std::string model_type;
-  int64_t parameters = 0, bytes = 0;  // written, without the files' headers
-  int files = 0;                      // that hold weights
-  std::string side_files;             // the names of the copied files, such as tokenizer.json
+  int64_t parameters = 0, bytes = 0;     // written, without the files' headers
+  int files = 0;                         // that hold weights
+  std::string side_files;                // the names of the copied files, such as tokenizer.json
+  std::map<std::string, int64_t> sizes;  // of the files that hold weights, without headers
 };
 
 // Reads the weights and the recipe of `checkpoint`, and writes a Hugging Face model into the
@@ -37,6 +44,20 @@ struct Exported {
 // family computes such a model, a value is too large for fp16, `output` exists) and RunError.
 Exported export_hf(const std::filesystem::path& checkpoint, const std::filesystem::path& output,
                    const ExportOptions& options);
+
+// Writes this rank's part of what export_hf() writes for `checkpoint`, which is not in use yet,
+// into `folder`, and makes the folder. The files of weights are spread over the ranks; rank 0
+// writes the others as well. It reads the files of the checkpoint alone, and needs neither the
+// device nor other ranks. The caller waits for all ranks; the folder is then complete and has the
+// bytes of an export. Waits up to a minute until this host sees the checkpoint's index.json.
+// `exported` is about all ranks' files.
+Exported write_consolidated(const std::filesystem::path& checkpoint,
+                            const std::filesystem::path& folder, const ExportPart& part,
+                            const ExportOptions& options = {});
+
+// Waits up to a minute until this host sees all files of weights that the ranks have written.
+// Throws RunError.
+void await_consolidated(const std::filesystem::path& folder, const Exported& exported);
 
 // Adds an error to `diagnostics` if the recipe requests checkpoints in Hugging Face's format
 // (checkpoint.save_consolidated), but no family computes its model. Does nothing if `diagnostics`

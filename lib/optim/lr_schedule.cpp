@@ -19,12 +19,13 @@ double left_after(LrDecay decay, double share) {
 }
 }  // namespace
 
-float LrSchedule::at(int64_t step) const {
-  if (step <= o_.warmup_steps) return float(o_.lr * double(step) / double(o_.warmup_steps));
+float LrSchedule::at(double step) const {
+  const auto begin = double(o_.decay_begin), end = double(o_.decay_end);
+  if (step <= double(o_.warmup_steps)) return float(o_.lr * step / double(o_.warmup_steps));
   if (o_.decay == LrDecay::constant) return float(o_.lr);
-  if (step >= o_.decay_end) return float(o_.min_lr);
-  if (step <= o_.decay_begin) return float(o_.lr);
-  const double share = double(step - o_.decay_begin) / double(o_.decay_end - o_.decay_begin);
+  if (step >= end) return float(o_.min_lr);
+  if (step <= begin) return float(o_.lr);
+  const double share = (step - begin) / (end - begin);
   return float(o_.min_lr + (o_.lr - o_.min_lr) * left_after(o_.decay, share));
 }
 

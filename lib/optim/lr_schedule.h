@@ -11,7 +11,9 @@ namespace mtrain::optim {
 class LrSchedule {
  public:
   explicit LrSchedule(const plan::LrScheduleOptions& options) : o_(options) {}
-  float at(int64_t step) const;  // the rate of update number `step`, counted from 1
+  // The rate of update number `step`, counted from 1. It is a fraction if earlier updates had
+  // batches of another size.
+  float at(double step) const;
 
  private:
   plan::LrScheduleOptions o_;

@@ -57,7 +57,6 @@ Recipe load_saved(const recipe::ModelSource& models, const SavedRecipe& saved,
 
 bool must_agree(const std::string& path) {
   static const std::set<std::string> single{"train.seed",
-                                            "train.global_batch_size",
                                             "dataset.seq_length",
                                             kTrainingData,
                                             "dataset.train_weights",
@@ -121,6 +120,7 @@ SavedRun read_saved_run(const recipe::ModelSource& models, const SavedRecipe& re
           .tokenizer = tokenizer_options(r),
           .model = recipe::model_spec(r.model, 0, sample_length(r)),
           .sample_length = sample_length(r),
+          .global_batch_size = r.train.global_batch_size,
           .device = device_plan_without_overlap(r)};
 }
 

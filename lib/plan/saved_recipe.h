@@ -30,7 +30,7 @@ struct SavedRun {
   FolderOptions folders;
   TokenizerOptions tokenizer;
   spec::ModelSpec model;  // without a vocabulary
-  int64_t sample_length = 0;
+  int64_t sample_length = 0, global_batch_size = 0;
   DevicePlan device;
 };
 

@@ -90,7 +90,8 @@ void Reporter::step(const train::StepStats& s) {
   tokens_ += s.tokens;
   ++steps_;
   const plan::TrainOptions& train = trainer_.plan().train;
-  const bool stays = s.step % train.log_every == 0 || s.step == train.steps;
+  const int64_t last = trainer_.last_step();
+  const bool stays = s.step % train.log_every == 0 || s.step == last;
   const bool scaled = trainer_.plan().loss_scale.on;
   if (s.overflowed)
     progress_.note(
@@ -98,7 +99,7 @@ void Reporter::step(const train::StepStats& s) {
                     "nothing is updated",
                     s.step, s.loss_scale));
   progress_.update({.step = s.step,
-                    .total = train.steps,
+                    .total = last,
                     .loss = s.loss,
                     .lr = s.lr,
                     .grad_norm = s.grad_norm,
@@ -112,8 +113,8 @@ void Reporter::step(const train::StepStats& s) {
       {"loss", s.loss},
       {"lr", double(s.lr)},
       {"grad_norm", double(s.grad_norm)},
-      {"tokens", s.step * s.tokens},  // tokens of the full run, not only of this process
-      {"total_steps", train.steps},
+      {"tokens", s.samples * trainer_.plan().sample_length},  // of the full run
+      {"total_steps", last},
       {"step_ms", 1e3 * step_s},
       {"tokens_per_s", rate},
       {"mfu", mfu > 1 ? observe::StepProgress::kUnknown : mfu},

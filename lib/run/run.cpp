@@ -103,7 +103,9 @@ class Training {
     make_saver();
     const std::string saving = saver_->choose();
     if (reporter_)
-      reporter_->banner({.steps_done = start_ ? start_->step : 0,
+      reporter_->banner({.steps_done = progress_.steps_done,
+                         .samples_done = progress_.samples,
+                         .last_step = last_step(),
                          .samples = data_->size(),
                          .from = start_ ? start_->path.string() : plan_.folders.weights_from,
                          .saving = saving});
@@ -123,7 +125,7 @@ class Training {
     profiled_ = trainer_.control().any(report_.profile);
     saver_->report_progress();
     std::string end = asked_to_end();  // why the run ends early; empty while it continues
-    while (end.empty() && trainer_.steps_done() < plan_.train.steps) {
+    while (end.empty() && trainer_.steps_done() < trainer_.last_step()) {
       early_end_->at(Doing::step, trainer_.steps_done() + 1);
       if (fault_) fault_->before_step(trainer_.steps_done() + 1);
       if (trace_) trace_->step_begins();
@@ -131,18 +133,19 @@ class Training {
           trainer_.step(may_run_ahead(trainer_.steps_done() + 1 - first));
       if (trace_) trace_->step_done(stats.step);
       if (reporter_) reporter_->step(stats);
-      if (tuner && trainer_.steps_done() < plan_.train.steps) choose(std::exchange(tuner, nullptr));
+      if (tuner && trainer_.steps_done() < trainer_.last_step())
+        choose(std::exchange(tuner, nullptr));
       if (trainer_.graphs()) note(trainer_.graphs()->take_failure());
       if (exceeds_bytes() && reporter_) warn_of_assumed_bytes();
       const int64_t step = trainer_.steps_done();
       early_end_->at(Doing::step_done, step);
       saver_->report_progress();
       // The last step is evaluated at the end, unless its checkpoint is ranked by the loss.
-      const bool last = step == plan_.train.steps, saves = due(plan_.checkpoint.every_steps, step);
+      const bool last = step == trainer_.last_step(),
+                 saves = due(plan_.checkpoint.every_steps, step);
       if (last ? plan_.checkpoint.keep_best > 0 : due(plan_.validation.every_steps, step))
         evaluate();
       if (saves || new_best_) save(last && !plan_.checkpoint.at_end);
-      if (consolidated_) note(consolidated_->take_note());
       if (folder_) folder_->check();
       // A save in the background has its moments later.
       if (fault_ && !(saver_->writing() && saver_->written_step() == step))
@@ -162,7 +165,7 @@ class Training {
     const RunSaver::Newest& newest = saver_->newest();
     const bool saved = newest.step == trainer_.steps_done() && (!new_best_ || newest.with_loss);
     if ((plan_.checkpoint.at_end || new_best_) && !saved) save(/*last=*/true);
-    if (consolidated_) finish_consolidated();
+    if (consolidated_) consolidate(saver_->newest().path);
     if (trace_) note(trace_->finish());
     if (reporter_) reporter_->finish();
     if (!end.empty()) tell_how_to_continue();
@@ -225,7 +228,7 @@ class Training {
   }
 
   void tell_how_to_continue() {
-    if (!screen_ || trainer_.steps_done() >= plan_.train.steps) return;
+    if (!screen_ || trainer_.steps_done() >= trainer_.last_step()) return;
     if (saver_->newest().path.empty() && trainer_.steps_done() > 0) return;  // nothing is saved
     if (continue_command_.empty())
       return screen_->tell("to continue: the same command with checkpoint.load=latest");
@@ -284,16 +287,22 @@ class Training {
     start_ = start_choice_->agree(std::move(claimed_));
     if (plan_.train.epochs)
       require_same("number of steps in train.epochs", std::to_string(plan_.train.steps));
+    if (start_) progress_ = agreed_progress(trainer_, *start_);
+  }
+
+  // The last step, as far as it is known before the checkpoint is loaded.
+  int64_t last_step() const {
+    return plan::last_step(plan_.train, progress_.steps_done, progress_.samples);
   }
 
   // Returns whether all steps are already done; all ranks get the same result. The recipe then has
   // fewer steps than the checkpoint. This start must change nothing in the folder except log.txt,
   // not even the checkpoints of later steps.
   bool nothing_to_do() const {
-    if (!start_ || start_->step <= plan_.train.steps) return false;
+    if (!start_ || start_->step <= last_step()) return false;
     if (lock_)
       log::info(fmt::format("nothing to do: {} has reached step {}, and train.steps is {}",
-                            start_->path.string(), start_->step, plan_.train.steps));
+                            start_->path.string(), start_->step, last_step()));
     return true;
   }
 
@@ -356,12 +365,16 @@ class Training {
                          plan_.folders.load_path));
     }
     const auto job_ids = trainer_.control().texts(job_.id);
-    if (!reporter_) return;
+    if (reporter_) begin_files(job_ids);
+    if (plan_.checkpoint.consolidated == Consolidated::every) consolidate(saver_->newest().path);
+  }
+
+  // Continues, or begins, the files of the run.
+  void begin_files(const std::vector<std::string>& job_ids) {
     identity_->read_rest();
     for (const auto& line : set_aside_abandoned(plan_.folders, start_)) note(line);
     write_job(plan_.folders, job_ids, job_.restarts, start_);
     if (plan_.checkpoint.keep_best > 0) find_best();
-    if (plan_.checkpoint.consolidated == Consolidated::every) consolidate();
   }
 
   // Loads the checkpoint, or the one before it if it is damaged. Returns a note about the data.
@@ -396,10 +409,7 @@ class Training {
   // Reports which settings differ from those of the run that saved the checkpoint.
   void tell_changes() {
     if (!reporter_) return;
-    const std::string changes = plan::resume_changes(
-        interchange::model_source(), checkpoint::saved_recipe(start_->path), plan_.text.recipe);
-    if (!changes.empty())
-      note(fmt::format("changed since step {}: {}", trainer_.steps_done(), changes));
+    note(changes_text(trainer_, start_->path));
   }
 
   void evaluate() {
@@ -432,8 +442,11 @@ class Training {
   // `last`: no later save of this run can replace it.
   void save(bool last) {
     const bool exceeds = plan_.dataset.tokenizer.assumed && trainer_.control().any(exceeds_bytes());
-    RunSaver::Request request{
-        .last = last, .best = new_best_, .evaluation = {}, .exceeds_bytes = exceeds};
+    RunSaver::Request request{.last = last,
+                              .best = new_best_,
+                              .evaluation = {},
+                              .exceeds_bytes = exceeds,
+                              .before_commit = before_commit()};
     if (evaluated_.step == trainer_.steps_done()) request.evaluation = evaluated_.result;
     new_best_ = false;
     saver_->save(request);
@@ -441,11 +454,13 @@ class Training {
 
   void before_save() {
     if (folder_) folder_->check();
-    if (consolidated_) await_consolidated();  // the save may delete the checkpoint that it reads
   }
 
   void checkpoint_saved() {
-    if (plan_.checkpoint.consolidated == Consolidated::every) consolidate();
+    if (plan_.checkpoint.consolidated != Consolidated::every) return;
+    consolidate({});
+    consolidated_->committed(saver_->newest().path);
+    note(consolidated_->take_note());
   }
 
   // Throws RunError on rank 0 if another run has taken the folder, or the data differ.
@@ -454,27 +469,23 @@ class Training {
     identity_->require_same();
   }
 
-  // Begins to write the Hugging Face form of the newest checkpoint.
-  void consolidate() {
-    const RunSaver::Newest& newest = saver_->newest();
-    if (trainer_.world().rank() == 0 && !newest.path.empty())
-      consolidated_->begin(newest.path,
-                           fault_ ? fault_->in_save_consolidated(newest.step) : nullptr);
+  // Returns what writes the Hugging Face form of a checkpoint before it is committed.
+  BeforeCommit before_commit() {
+    if (plan_.checkpoint.consolidated != Consolidated::every) return {};
+    return [this](const std::filesystem::path& folder) {
+      show("writing the Hugging Face form of the checkpoint");
+      consolidated_->write(folder,
+                           fault_ ? fault_->in_save_consolidated(trainer_.steps_done()) : nullptr);
+    };
   }
 
-  void await_consolidated() {
-    show("waiting for the Hugging Face form of the checkpoint");
-    consolidated_->finish();
+  // Writes the Hugging Face forms that are missing: of this checkpoint, and of earlier ones whose
+  // form could not be written. An earlier start may have saved it.
+  void consolidate(const std::filesystem::path& checkpoint) {
+    show("writing the Hugging Face form of the checkpoint");
+    consolidated_->complete(checkpoint);
     shown_no_more();
     note(consolidated_->take_note());
-  }
-
-  // The newest checkpoint may be one that this run continued from, and lack its form because the
-  // earlier start was killed.
-  void finish_consolidated() {
-    await_consolidated();
-    consolidate();
-    await_consolidated();
   }
 
   const RunPlan& plan_;
@@ -485,6 +496,7 @@ class Training {
   RunLock* lock_;
   ClaimedStart claimed_;  // on rank 0, until all ranks have agreed on start_
   std::optional<storage::CheckpointRef> start_;
+  checkpoint::TrainProgress progress_;  // of start_
   std::unique_ptr<Device> device_;
   const data::IdCheck ids_;
   std::shared_ptr<const data::Dataset> data_;

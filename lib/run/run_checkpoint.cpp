@@ -34,7 +34,11 @@ checkpoint::SaveOptions save_options(train::Trainer& t, const std::filesystem::p
       .keep = {.newest = int(c.keep), .best = int(c.keep_best), .every = c.keep_every},
       .job = save.job,
       .recipe = t.plan().text.recipe_with_origins,
+      .before_commit = save.before_commit,
       .on_commit = save.on_commit};
+  const checkpoint::TrainProgress progress = t.progress();
+  if (progress.samples != progress.steps_done * t.plan().train.global_batch_size)
+    options.state.needs_samples();
   if (save.exceeds_bytes) options.state.set(interchange::kExceedsBytes, 1);
   if (std::isfinite(save.evaluation.loss)) {
     options.state.set(storage::kValidationLoss, fmt::format("{}", save.evaluation.loss));
@@ -86,6 +90,34 @@ std::string resume_run(train::Trainer& t, const std::filesystem::path& folder, D
   return differences || !data ? ""
                               : "the checkpoint does not describe the content of its data: only "
                                 "the name of dataset.train was compared";
+}
+
+checkpoint::TrainProgress agreed_progress(const train::Trainer& t,
+                                          const storage::CheckpointRef& start) {
+  checkpoint::TrainProgress progress{.steps_done = start.step,
+                                     .samples = start.step * t.plan().train.global_batch_size};
+  if (t.control().rank() == 0) {
+    try {
+      progress.samples = checkpoint::read_progress(interchange::model_source(), start.path).samples;
+    } catch (const Error&) {
+    }
+  }
+  progress.samples = std::stoll(t.control().texts(std::to_string(progress.samples))[0]);
+  return progress;
+}
+
+std::string changes_text(const train::Trainer& t, const std::filesystem::path& checkpoint) {
+  const plan::SavedRecipe recipe = checkpoint::saved_recipe(checkpoint);
+  const int64_t step = t.steps_done(), batch = t.plan().train.global_batch_size;
+  std::string text =
+      plan::resume_changes(interchange::model_source(), recipe, t.plan().text.recipe);
+  if (!text.empty()) text = fmt::format("changed since step {}: {}", step, text);
+  if (plan::read_saved_run(interchange::model_source(), recipe).global_batch_size != batch)
+    text += fmt::format(
+        "\nstep {} begins with sample {}, counted from 0; a step of the learning-rate schedule is "
+        "now {} samples, and {:.6g} are done",
+        step + 1, t.samples_done(), batch, double(t.progress().updated_samples) / double(batch));
+  return text;
 }
 
 std::string start_from_folder(train::Trainer& t, const ShowActivity& show) {

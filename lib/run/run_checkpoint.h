@@ -16,6 +16,9 @@ namespace mtrain::run {
 // Receives a line for the screen, such as "reading weights 34 %"; may be empty.
 using ShowActivity = std::function<void(const std::string& text)>;
 
+// Adds files to the folder of a checkpoint before it is committed, on all ranks; may be empty.
+using BeforeCommit = std::function<void(const std::filesystem::path& folder)>;
+
 // The result of a validation.
 struct ValidationResult {
   double loss = std::numeric_limits<double>::quiet_NaN();  // NaN: nothing was measured
@@ -31,6 +34,7 @@ struct RunSave {
   ShowActivity show = {};
   ValidationResult evaluation = {};  // for the saved weights, if they were evaluated
   storage::SavingJob job = {};
+  BeforeCommit before_commit = {};  // may add files to the folder; not in the background
 };
 
 // Saves a checkpoint into the folder `root`. All ranks must call it; rank 0 returns the
@@ -48,6 +52,16 @@ void begin_save(train::Trainer& trainer, const std::filesystem::path& root, cons
 // it.
 std::string resume_run(train::Trainer& trainer, const std::filesystem::path& folder,
                        DataIdentity* data = nullptr, const ShowActivity& show = {});
+
+// Returns the progress that the checkpoint records. Rank 0 reads it, before the checkpoint is
+// loaded. If it cannot, the steps and the present batch give the samples, and loading reports why.
+// All ranks must call it.
+checkpoint::TrainProgress agreed_progress(const train::Trainer& trainer,
+                                          const storage::CheckpointRef& start);
+
+// Returns lines about the settings that differ from those of the run that saved the checkpoint,
+// which `trainer` has loaded; empty if there are none.
+std::string changes_text(const train::Trainer& trainer, const std::filesystem::path& checkpoint);
 
 // Loads the weights of the Hugging Face folder model.from into a new run; without model.from it
 // does nothing. Each rank reads its own part. Throws UserError if the folder is not supported, is

@@ -63,7 +63,8 @@ void RunSaver::save(const Request& request) {
                  .exceeds_bytes = request.exceeds_bytes,
                  .data = data_,
                  .evaluation = evaluation.value_or(ValidationResult()),
-                 .job = {.id = p_.job.id, .attempt = p_.job.restarts}};
+                 .job = {.id = p_.job.id, .attempt = p_.job.restarts},
+                 .before_commit = request.before_commit};
   if (background_) {
     begin_save(p_.trainer, root_, of_run, *background_);
     if (request.last) finish_write();

@@ -194,15 +194,21 @@ std::string kept_text(const plan::CheckpointOptions& c) {
                             pointed);
 }
 
+// Returns the samples of all steps, those of earlier starts included.
+double samples_of_run(const RunPlan& plan, const RunStart& start) {
+  const auto left = std::max<int64_t>(0, start.last_step - start.steps_done);
+  return double(start.samples_done) + double(left) * double(plan.train.global_batch_size);
+}
+
 std::string data_text(const RunPlan& plan, const RunStart& start) {
   std::string names;
   for (const std::string& prefix : plan.dataset.train.prefixes)
     names += (names.empty() ? "" : ", ") + prefix;
   const double samples = double(start.samples);
-  const double seen = double(plan.train.steps) * double(plan.train.global_batch_size);
+  const double seen = samples_of_run(plan, start);
   return fmt::format("{}: {} samples of {} = {} tokens; {} steps make {:.3g} epochs", names,
                      human_count(samples), plan.sample_length,
-                     human_count(samples * double(plan.sample_length)), plan.train.steps,
+                     human_count(samples * double(plan.sample_length)), start.last_step,
                      seen / samples);
 }
 
@@ -210,8 +216,7 @@ std::string data_text(const RunPlan& plan, const RunStart& start) {
 
 std::vector<observe::BannerRow> banner_rows(train::Trainer& t, const RunStart& start) {
   const RunPlan& plan = t.plan();
-  const double tokens =
-      double(plan.train.steps) * double(plan.train.global_batch_size) * double(plan.sample_length);
+  const double tokens = samples_of_run(plan, start) * double(plan.sample_length);
   std::vector<observe::BannerRow> rows = plan_rows(plan, double(t.device().memory_bytes()));
   // The run may have turned graphs off since the plan was made.
   if (t.graphs()) rows.back().text = print_cuda_graphs(t.graphs()->plan());
@@ -220,9 +225,9 @@ std::vector<observe::BannerRow> banner_rows(train::Trainer& t, const RunStart& s
   rows.push_back(
       {"steps",
        fmt::format("{}{}, {} tokens in total",
-                   start.steps_done < plan.train.steps
-                       ? fmt::format("{} to {}", start.steps_done + 1, plan.train.steps)
-                       : fmt::format("none left of {}", plan.train.steps),
+                   start.steps_done < start.last_step
+                       ? fmt::format("{} to {}", start.steps_done + 1, start.last_step)
+                       : fmt::format("none left of {}", start.last_step),
                    plan.train.epochs ? fmt::format(" (train.epochs={:g})", *plan.train.epochs) : "",
                    human_count(tokens))});
   if (const std::string kept = kept_text(plan.checkpoint); !kept.empty())

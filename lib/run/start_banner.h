@@ -27,7 +27,8 @@ std::string epochs_text(const plan::TrainOptions& train);
 
 // The initial state of a run.
 struct RunStart {
-  int64_t steps_done = 0;
+  int64_t steps_done = 0, samples_done = 0;
+  int64_t last_step = 0;  // of the run
   int64_t samples = 0;    // samples in an epoch of the data
   std::string from = {};  // the checkpoint or folder of the initial weights; empty: random weights
   std::string saving = {};  // whether training continues during saves; empty: there is none

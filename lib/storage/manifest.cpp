@@ -30,12 +30,14 @@ std::string checksum_key() { return fmt::format("\"{}\": \"", kChecksum); }
                  "check checkpoint.dir; earlier checkpoints are intact");
 }
 
-// Lists the regular files in `folder`, at any depth, by their paths within it.
+// Lists the regular files in `folder`, at any depth, by their paths within it. The consolidated
+// form is left out: it is made of the checkpoint, which is sound without it.
 std::vector<std::string> files_in(const fs::path& folder) {
   std::vector<std::string> found;
   std::error_code error;
   fs::recursive_directory_iterator it(folder, error);
   for (const fs::recursive_directory_iterator end; !error && it != end; it.increment(error)) {
+    if (it.depth() == 0 && it->path().filename() == kConsolidated) it.disable_recursion_pending();
     if (it->is_regular_file(error))
       found.push_back(it->path().lexically_relative(folder).generic_string());
     if (error && error != std::errc::no_such_file_or_directory) break;

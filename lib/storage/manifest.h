@@ -14,6 +14,8 @@ inline constexpr const char *kManifest = "manifest.json", *kIndexJson = "index.j
 // A readable copy of the recipe; state.json has the recipe itself. The copy may be changed or lost,
 // so neither its size nor its content is checked.
 inline constexpr const char* kRecipeCopy = "recipe.yaml";
+// The folder in a checkpoint with its model for transformers. No manifest lists its files.
+inline constexpr const char* kConsolidated = "consolidated";
 
 struct Manifest {
   int64_t step = 0;

@@ -58,6 +58,18 @@ std::string ShardReader::origin(std::string_view name) const {
   return fmt::format("{}: tensor `{}`", path_.string(), name);
 }
 
+const Metadata& ShardReader::metadata() const {
+  const PiecedTensors& all = index_.of(set_);
+  std::optional<Metadata> read;
+  if (all.empty() || all.begin()->second.pieces.empty())
+    read.emplace();
+  else
+    read = file(all.begin()->second.pieces[0].file)->metadata();
+  const std::scoped_lock lock(mutex_);
+  if (!metadata_) metadata_ = std::move(read);
+  return *metadata_;
+}
+
 std::string ShardReader::fingerprint() const {
   std::set<int32_t> files;
   for (const auto& [name, t] : index_.of(set_))

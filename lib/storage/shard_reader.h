@@ -3,6 +3,7 @@
 #include <list>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "storage/checkpoint_tensors.h"
@@ -17,7 +18,7 @@ class ShardReader : public CheckpointTensors {
 
   const std::vector<Entry>& entries() const override { return entries_; }
   const std::filesystem::path& path() const override { return path_; }
-  const Metadata& metadata() const override { return metadata_; }
+  const Metadata& metadata() const override;  // of the file that has the first tensor
   std::string fingerprint() const override;
   bool contains(std::string_view name) const override;
   Shape shape(std::string_view name) const override { return tensor(name).shape; }
@@ -44,7 +45,7 @@ class ShardReader : public CheckpointTensors {
   Manifest manifest_;
   CheckpointIndex index_;
   std::vector<Entry> entries_;
-  Metadata metadata_;
+  mutable std::optional<Metadata> metadata_;  // once it was asked for
   mutable std::mutex mutex_;
   // The most recently used ones, the last one used in front.
   mutable std::list<std::pair<int32_t, File>> open_;

@@ -31,7 +31,7 @@ void TrainState::save(const std::filesystem::path& path) const {
   for (const auto& [key, value] : values_)
     std::visit([&, &name = key](const auto& v) { values[name] = v; }, value);
   // Bytes of a path that are not UTF-8 must not make a save fail.
-  const std::string text = json{{"format", kFormat}, {"values", values}}.dump(
+  const std::string text = json{{"format", format_}, {"values", values}}.dump(
       2, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace);
   write_file_atomic(path, text + "\n");
 }
@@ -46,10 +46,11 @@ TrainState TrainState::load(const std::filesystem::path& path) {
   if (!file.is_object()) throw damaged("not a JSON object");
   const auto format = file.find("format");
   if (format == file.end() || !format->is_number_integer()) throw damaged("no format number");
-  if (*format != kFormat)
-    throw UserError(fmt::format("{} has format {}; this mtrain reads format {}", state.origin_,
-                                format->dump(), kFormat),
+  if (*format != kFormat && *format != kFormatOfSamples)
+    throw UserError(fmt::format("{} has format {}; this mtrain reads formats {} and {}",
+                                state.origin_, format->dump(), kFormat, kFormatOfSamples),
                     "load it with the version of mtrain that wrote it");
+  state.format_ = format->get<int>();
   const auto values = file.find("values");
   if (values == file.end() || !values->is_object()) throw damaged("no values");
   for (const auto& [key, value] : values->items()) {

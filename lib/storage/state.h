@@ -12,12 +12,17 @@ namespace mtrain::storage {
 
 class TrainState {
  public:
-  static constexpr int kFormat = 1;  // of the file
+  // Formats of the file. A reader of the first takes the number of steps for the position in the
+  // data, which is wrong after a change of the batch.
+  static constexpr int kFormat = 1, kFormatOfSamples = 2;
 
   void set(std::string key, int64_t value) { values_[std::move(key)] = value; }
   void set(std::string key, int value) { set(std::move(key), int64_t(value)); }
   void set(std::string key, std::string value) { values_[std::move(key)] = std::move(value); }
   void set(std::string key, const char* value) { set(std::move(key), std::string(value)); }
+
+  // Makes readers of the first format refuse the file.
+  void needs_samples() { format_ = kFormatOfSamples; }
 
   bool contains(std::string_view key) const { return values_.find(key) != values_.end(); }
 
@@ -36,6 +41,7 @@ class TrainState {
   template <class T>
   const T& get(std::string_view key, const char* kind) const;
 
+  int format_ = kFormat;
   std::map<std::string, Value, std::less<>> values_;
   std::string origin_ = "the training state";
 };

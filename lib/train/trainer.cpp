@@ -48,7 +48,8 @@ Trainer::Trainer(TrainerParts parts)
                                       .dp_rank = data_parallel_->rank(),
                                       .dp_size = data_parallel_->size()}),
       routers_(std::move(parts.routers)),
-      results_(compute_) {}
+      results_(compute_),
+      last_step_(plan_.train.steps) {}
 
 void Trainer::change_weights(const std::function<void()>& write) {
   const bool dropped = drop_begun();
@@ -63,7 +64,10 @@ void Trainer::change_weights(const std::function<void()>& write) {
 StepStats Trainer::step(bool run_ahead) {
   if (begin_failure_) std::rethrow_exception(std::exchange(begin_failure_, {}));
   const Begun now = begun_.number ? std::exchange(begun_, {}) : begin_step(step_ + 1);
-  const float lr = schedule_.at(updates_ + 1);
+  const int64_t batch = plan_.train.global_batch_size;
+  // A step of the schedule is a number of samples: those of a batch. The quotient is exact if the
+  // batch has never changed.
+  const float lr = schedule_.at(double(updated_samples_ + batch) / double(batch));
   const double loss_scale = scaler_.scale();
   const Tensor norm_1 = update(now, lr);
   const bool experts = plan_.model.experts();
@@ -82,7 +86,8 @@ StepStats Trainer::step(bool run_ahead) {
   const float norm = results_.values<float>(1)[0];
   const bool overflowed = check_finite(total, norm, now.batches, now.number);
   step_ = now.number;
-  if (!overflowed) ++updates_;
+  samples_ += batch;
+  if (!overflowed) ++updates_, updated_samples_ += batch;
   const bool finite = std::isfinite(total) && std::isfinite(norm);
   return {.step = now.number,
           .loss = total / double(std::max<int64_t>(now.label_tokens, 1)),
@@ -90,7 +95,8 @@ StepStats Trainer::step(bool run_ahead) {
           .lr = lr,
           .loss_scale = loss_scale,
           .overflowed = overflowed,
-          .tokens = plan_.train.global_batch_size * plan_.sample_length,
+          .tokens = batch * plan_.sample_length,
+          .samples = samples_,
           .mean_document_length = mean_document_length(now.batches, plan_.sample_length),
           .experts = end_experts_step(finite, now.host_wait),
           .ended = ended};
@@ -129,7 +135,7 @@ Tensor Trainer::update(const Begun& step, float lr) {
 void Trainer::begin_next(int64_t number) {
   const plan::Layout& l = plan_.layout;
   const bool host_waits = l.pp > 1 || l.ep > 1;
-  if (number > plan_.train.steps || scaler_.on() || routers_.changes() || host_waits) return;
+  if (number > last_step_ || scaler_.on() || routers_.changes() || host_waits) return;
   try {
     begun_ = begin_step(number);
   } catch (...) {
@@ -219,6 +225,10 @@ void Trainer::set_progress(const checkpoint::TrainProgress& progress) {
   await_copies();
   step_ = progress.steps_done;
   updates_ = progress.updates;
+  samples_ = progress.samples, updated_samples_ = progress.updated_samples;
+  last_step_ = plan::last_step(plan_.train, step_, samples_);
+  loader_.begin_at(step_, samples_);
+  prepared_step_ = counted_step_ = 0;  // they may have other samples
   if (scaler_.on() && !progress.loss_scale.empty()) scaler_.load(progress.loss_scale);
   routers_.loaded(compute_);
 }
@@ -226,6 +236,8 @@ void Trainer::set_progress(const checkpoint::TrainProgress& progress) {
 checkpoint::TrainProgress Trainer::progress() const {
   return {.steps_done = step_,
           .updates = updates_,
+          .samples = samples_,
+          .updated_samples = updated_samples_,
           .loss_scale = scaler_.on() ? scaler_.save() : std::string()};
 }
 
@@ -275,7 +287,7 @@ model::ExpertsOfStep Trainer::experts_of_step(const Tensor& loss_2) {
 }
 
 void Trainer::prepare_batch(int64_t step) {
-  if (step > plan_.train.steps) return;
+  if (step > last_step_) return;
   bool failed = false;
   try {
     prepared_ = global_batch(step);

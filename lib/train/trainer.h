@@ -38,6 +38,7 @@ struct StepStats {
   double loss_scale = 1;    // the scale that this step used
   bool overflowed = false;  // fp16 gradients overflowed, and nothing was updated
   int64_t tokens = 0;       // tokens of the global batch, masked ones included
+  int64_t samples = 0;      // of all steps up to this one
   // The length of a token's document, as a mean over the tokens of this data-parallel rank. It is
   // the sample's length if documents are not packed.
   int64_t mean_document_length = 0;
@@ -87,6 +88,10 @@ class Trainer {
   void change_weights(const std::function<void()>& write);
 
   int64_t steps_done() const { return step_; }
+  int64_t samples_done() const { return samples_; }
+  // The last step of the run. It differs from TrainOptions::steps if the recipe gives epochs, and
+  // the size of the batch has changed.
+  int64_t last_step() const { return last_step_; }
   // Sets the progress from which a resumed run continues.
   void set_progress(const checkpoint::TrainProgress& progress);
   checkpoint::TrainProgress progress() const;
@@ -142,8 +147,8 @@ class Trainer {
   std::vector<data::Batch> global_batch(int64_t step);
   // Makes the batch of the next step, if there is one, while the device works on the current step.
   // Begins to count its tokens on all ranks.
-  // A batch depends only on its step's number. Preparing one therefore does not change the progress
-  // that checkpoints save.
+  // A batch depends only on the samples before it. Preparing one therefore does not change the
+  // progress that checkpoints save.
   void prepare_batch(int64_t step);
   // Returns the part of a micro-batch with the positions of this context-parallel rank.
   data::Batch share_of(data::Batch whole) const;
@@ -201,7 +206,10 @@ class Trainer {
   std::optional<std::chrono::steady_clock::time_point> result_seen_;
   std::function<void(model::Parameter&)> on_gradients_;
   int64_t step_ = 0;
-  int64_t updates_ = 0;  // steps that were not skipped; optimizer and learning rate count these
+  int64_t last_step_ = 0;
+  int64_t updates_ = 0;  // steps that were not skipped; the optimizer counts these
+  // Samples of the steps, and of the updates; data and learning rate count these.
+  int64_t samples_ = 0, updated_samples_ = 0;
 };
 
 }  // namespace mtrain::train

@@ -114,7 +114,7 @@ TEST_CASE("without a record of the data's content, a checkpoint's names of data 
 TEST_CASE("a tokenizer with other content is refused, and a missing one is not") {
   const Lab lab;
   lab.train("base", {"checkpoint.save_consolidated=final"});
-  const fs::path hf = lab.step("base", 4) / "hf", file = lab / "tokenizer/tokenizer.json";
+  const fs::path hf = lab.step("base", 4) / "consolidated", file = lab / "tokenizer/tokenizer.json";
   fs::create_directory(lab / "tokenizer");
   for (const char* name : {"tokenizer.json", "tokenizer_config.json"})
     fs::copy_file(hf / name, lab / "tokenizer" / name);

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Tests mtrain checkpoint: list, show, verify, diff and prune, of a small run, at widths of 60 and 200 columns.
+# Tests mtrain checkpoint: list, show, verify, diff, reshard and prune, of a small run, at widths of 60 and 200 columns.
 #   test/process/checkpoint_command_test.sh <mtrain>
 set -u
 mtrain=$(realpath "$1")
@@ -34,6 +34,7 @@ expect "list of the folder" 0 -- list "$run/checkpoints"
 cmp -s "$work/out" "$work/list" || fail "list: a folder of checkpoints has another list than its run"
 expect "list of one" 0 step-00000012 -- list "$step"
 expect "list of nothing" 2 "holds no checkpoints" hint -- list "$work"
+expect "show of samples" 0 "samples" " 12" -- show "$step"
 expect "show" 0 "1 rank: fsdp2, tp 1 x pp 1 x cp 1" " lines, xxh3-128 " "layers.*.mlp.down.weight" \
   "F32" "16 x 16" "optimizer: " -- show "$step"
 expect "show of the newest" 0 "validation loss" "over 2 samples" -- show "$run"
@@ -50,6 +51,21 @@ expect "a checkpoint and itself" 0 "tensors are equal" -- diff "$step" "$step"
 expect "two checkpoints" 1 "largest difference" "layers.1.mlp.down.weight" "tensors differ" -- diff "$step" "$run"
 expect "all of two checkpoints" 1 "tensors differ" -- diff "$step" "$run" --all
 lacks "all of two checkpoints" "--all shows"
+
+expect "reshard" 0 "written: $work/four/step-00000006 (" "in 8 files" -- reshard "$step" --output "$work/four" --ranks 4
+[[ $(ls "$work/four/step-00000006"/weights-*.safetensors | wc -l) == 4 ]] || fail "reshard: not 4 files of weights"
+expect "reshard and its source" 0 "tensors are equal" -- diff "$step" "$work/four"
+expect "verify of reshard" 0 "step-00000006: sound; " -- verify "$work/four"
+expect "reshard of the newest" 0 "written: $work/one/step-00000012 (" "in 2 files" -- reshard "$run" --output "$work/one" --files 1
+expect "reshard over a folder" 2 "$work/four exists already" hint -- reshard "$step" --output "$work/four" --ranks 2
+expect "reshard without a number" 2 "--ranks" -- reshard "$step" --output "$work/five"
+expect "reshard to no files" 2 "--ranks" -- reshard "$step" --output "$work/five" --ranks 0
+expect "reshard of nothing" 2 "holds no complete checkpoint" -- reshard "$work" --output "$work/five" --ranks 2
+[[ ! -e $work/five ]] || fail "a reshard that is refused leaves a folder"
+"$mtrain" --recipe "$work/r.yaml" "train.run_dir=$work/from_four" "checkpoint.load=$work/four" train.steps=8 >"$work/out" 2>&1 ||
+  fail "a run from a reshard"
+losses() { grep -o '^{"step":[78],.*"loss":[^,]*' "$1/metrics.jsonl" | sed 's/,.*,/,/'; }
+[[ -n $(losses "$run") && $(losses "$run") == "$(losses "$work/from_four")" ]] || fail "a run from a reshard has other losses"
 
 size=$(stat -c %s "$step/optimizer-00000.safetensors")
 cp "$step/optimizer-00000.safetensors" "$work/sound"
@@ -77,4 +93,4 @@ for ((i = 0; i < 400; i++)); do [[ -e $run/checkpoints/step-00000014 ]] && break
 expect "prune of a run that trains" 2 "a run is saving checkpoints in" hint -- prune "$run" --keep 1 --yes
 expect "list of a run that trains" 0 latest -- list "$run"
 ((failures == 0)) || exit 1
-echo "checkpoints are listed, checked, compared and deleted"
+echo "checkpoints are listed, checked, compared, rewritten and deleted"

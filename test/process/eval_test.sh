@@ -145,6 +145,22 @@ expect "a run of epochs" 0 "train.epochs=1.5 of " "1 to $steps (train.epochs=1.5
 expect "a run of as many steps" 0 "1 to $steps," -- "${short[@]}" train.run_dir="$work/steps" train.steps="$steps"
 losses() { grep -o '^{"step":[0-9]*,.*"loss":[^,]*' "$work/$1/metrics.jsonl" | sed 's/,.*,/,/'; }
 [[ -n $(losses epochs) && $(losses epochs) == "$(losses steps)" ]] || fail "epochs give other losses than their steps"
+# A batch of another size, from any step on: a run of epochs ends with the same sample.
+last_tokens() { grep '"loss"' "$work/$1/metrics.jsonl" | tail -n 1 | sed 's/.*"tokens":\([0-9]*\).*/\1/'; }
+batch() { echo "train.global_batch_size=$1 train.micro_batch_size=$1 train.run_dir=$work/batches checkpoint.at_end=true"; }
+# shellcheck disable=SC2046  # several words
+expect "a run of small batches" 0 "saving and ending" -- "${short[@]}" $(batch 2) train.exit_interval=$((2 * steps))
+# shellcheck disable=SC2046
+expect "larger batches" 0 "train.global_batch_size 2 -> 8" \
+  "step $((2 * steps + 1)) begins with sample $((4 * steps)), counted from 0; a step of the learning-rate schedule is now 8 samples" \
+  "$((2 * steps + 1)) to " -- "${short[@]}" $(batch 8) checkpoint.load=latest train.exit_interval=$((2 * steps + 1))
+# shellcheck disable=SC2046
+expect "smaller batches" 0 "train.global_batch_size 8 -> 4" "begins with sample $((4 * steps + 8))" -- \
+  "${short[@]}" $(batch 4) checkpoint.load=latest
+((8 * 32 * (steps - 1) < $(last_tokens batches) && $(last_tokens batches) <= 8 * 32 * steps)) ||
+  fail "after changes of the batch $(last_tokens batches) tokens are read, and without them $(last_tokens epochs)"
+# shellcheck disable=SC2046
+expect "a finished run of epochs" 0 "none left of" -- "${short[@]}" $(batch 4) checkpoint.load=latest
 expect "steps beside epochs" 2 "is given beside train.steps" -- "${short[@]}" train.steps=2 train.epochs=1
 expect "epochs of data that are gone" 2 "there is no file $work/nothing" -- "${short[@]}" dataset.train="$work/nothing"
 

@@ -183,25 +183,26 @@ for layout in tensor pipeline sharded spread_experts; do
   ends "Hugging Face forms over $layout ranks" 0 60
   for step in 3 6; do
     checkpoint=$work/hf_$layout/checkpoints/step-0000000$step
-    says "the log over $layout ranks" "saved $checkpoint/hf for transformers"
+    says "the log over $layout ranks" "saved $checkpoint/consolidated for transformers"
     "$mtrain" export hf "$checkpoint" --output "$work/hf_export_$layout$step" >/dev/null || fail "an export of $checkpoint"
-    diff -r "$checkpoint/hf" "$work/hf_export_$layout$step" >/dev/null || fail "$checkpoint/hf is not an export of the checkpoint"
+    diff -r "$checkpoint/consolidated" "$work/hf_export_$layout$step" >/dev/null ||
+      fail "$checkpoint/consolidated is not an export of the checkpoint"
   done
   alone=()
   for setting in "${layout_settings[@]}"; do [[ $setting == model.* ]] && alone+=("$setting"); done
-  "$mtrain" --recipe "$work/r.yaml" "train.run_dir=$work/hf_from1_$layout" "model.from=$checkpoint/hf" "${alone[@]}" \
-    >"$work/out" 2>&1 || fail "a run from $checkpoint/hf"
-  start "hf_from2_$layout" 2 "${layout_settings[@]}" "model.from=$checkpoint/hf"
-  ends "a run from $checkpoint/hf over $layout ranks" 0 60
+  "$mtrain" --recipe "$work/r.yaml" "train.run_dir=$work/hf_from1_$layout" "model.from=$checkpoint/consolidated" "${alone[@]}" \
+    >"$work/out" 2>&1 || fail "a run from $checkpoint/consolidated"
+  start "hf_from2_$layout" 2 "${layout_settings[@]}" "model.from=$checkpoint/consolidated"
+  ends "a run from $checkpoint/consolidated over $layout ranks" 0 60
   same_losses "runs from a Hugging Face form over $layout ranks" "hf_from2_$layout" "hf_from1_$layout" 1e-5
 done
 # A run that resumes does not need the folder from which it began.
 checkpoint=$work/hf_tensor/checkpoints/step-00000006
-mv "$checkpoint/hf" "$work/hf_away"
-start hf_from2_tensor 2 "${tensor[@]}" "model.from=$checkpoint/hf" checkpoint.load=latest train.steps=7
+mv "$checkpoint/consolidated" "$work/hf_away"
+start hf_from2_tensor 2 "${tensor[@]}" "model.from=$checkpoint/consolidated" checkpoint.load=latest train.steps=7
 ends "a run from a folder that is gone" 0 60
 says "a run from a folder that is gone" "continuing after step 6"
-start hf_gone 2 "${tensor[@]}" "model.from=$checkpoint/hf"
+start hf_gone 2 "${tensor[@]}" "model.from=$checkpoint/consolidated"
 ends "a new run from a folder that is gone" 2 20
 # Two hosts with different folders of one name: each rank has a working folder of its own.
 for host in 0 1; do mkdir "$work/host$host" && cp -r "$work/hf_away" "$work/host$host/hf"; done
@@ -212,22 +213,22 @@ printf '\x01' | dd of="$work/host1/hf/model.safetensors" bs=1 seek=$((size - 3))
   "${tensor[@]}" model.from=hf "train.run_dir=$work/hf_hosts" >"$work/out" 2>&1
 [[ $? == 2 ]] || fail "hosts with different folders are not refused"
 says "hosts with different folders" "rank 1 has a different folder hf from rank 0"
-# After a kill during that save the checkpoint is complete, and the run that resumes writes the Hugging Face folder.
+# After a kill during that save there is neither the checkpoint nor its Hugging Face folder.
 start hf_killed 3 train.steps=100000 train.global_batch_size=6 checkpoint.every_steps=1 checkpoint.save_consolidated=every \
   "debug.fault={at: save_consolidated, rank: 0, step: 3}"
 ends "a kill while a form is written" 1 15
 grep -qE "rank 0 \(pid [0-9]+\) was killed by signal 9" "$work/out" || fail "a kill while a form is written is not named"
 none_left hf_killed
 cut=$work/hf_killed/checkpoints/step-00000003
-[[ -e $cut/index.json && ! -e $cut/hf ]] && compgen -G "$cut/hf.tmp-*" >/dev/null ||
-  fail "a kill while a form is written left $(ls "$cut")"
-[[ -e $work/hf_killed/checkpoints/step-00000002/hf/config.json ]] || fail "the form before the kill is gone"
+[[ ! -e $cut ]] && compgen -G "$cut.tmp-*/consolidated" >/dev/null ||
+  fail "a kill while a form is written left $(ls "$work/hf_killed/checkpoints")"
+[[ -e $work/hf_killed/checkpoints/step-00000002/consolidated/config.json ]] || fail "the form before the kill is gone"
 start hf_killed 3 train.steps=4 train.global_batch_size=6 checkpoint.every_steps=1 checkpoint.save_consolidated=every \
   checkpoint.load=latest
 ends "a run that goes on after the kill" 0 60
 "$mtrain" export hf "$cut" --output "$work/hf_export_cut" >/dev/null || fail "an export of $cut"
-diff -r "$cut/hf" "$work/hf_export_cut" >/dev/null || fail "$cut/hf was not completed"
-compgen -G "$cut/hf.tmp-*" >/dev/null && fail "$cut keeps what the kill left"
+diff -r "$cut/consolidated" "$work/hf_export_cut" >/dev/null || fail "$cut/consolidated was not completed"
+compgen -G "$cut.tmp-*" >/dev/null && fail "what the kill left stays"
 start hf_fault 2 checkpoint.every_steps=1 "debug.fault={at: save_consolidated, rank: 1, step: 2}"
 ends "a form that nobody writes" 2 20
 says "a form that nobody writes" "step 2 has no such moment on rank 1"

@@ -380,17 +380,16 @@ TEST_CASE("a Hugging Face form that cannot be written is a warning, and is writt
   comm::World world = comm::World::alone();
   const comm::HostCollectives control(world, *device);
   run::ConsolidatedWriter writer(control);
-  const auto fails = [] { throw RunError("the disk is full"); };
-  writer.begin(lab.step("a", 2), fails);
-  writer.finish();
+  const fs::path first = lab.step("a", 2), second = lab.step("a", 4);
+  writer.write(first, [] { throw RunError("the disk is full"); });
+  writer.committed(first);
   CHECK(writer.take_note().empty());
-  CHECK_FALSE(fs::exists(lab.step("a", 2) / "hf"));
-  CHECK(storage::complete_checkpoint(lab.step("a", 2)));
-  writer.begin(lab.step("a", 4));
-  writer.finish();
-  CHECK_THAT(writer.take_note(), Contains((lab.step("a", 2) / "hf").string()) &&
-                                     Contains((lab.step("a", 4) / "hf").string()));
-  CHECK(fs::exists(lab.step("a", 2) / "hf/config.json"));
+  CHECK_FALSE(fs::exists(first / "consolidated"));
+  CHECK(storage::complete_checkpoint(first));
+  writer.complete(second);
+  CHECK_THAT(writer.take_note(), Contains((first / "consolidated").string()) &&
+                                     Contains((second / "consolidated").string()));
+  CHECK(fs::exists(first / "consolidated/config.json"));
 }
 
 }  // namespace checkpoint_damage_test

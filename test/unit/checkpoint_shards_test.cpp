@@ -113,7 +113,10 @@ TEST_CASE("a checkpoint is loaded and saved again bit for bit under any other la
              {"ep and full experts", 4,
               with(kReplicated,
                    {"distributed.ep_size=2", "distributed.tp_size=2",
-                    "distributed.sequence_parallel=true", "distributed.expert_tp_size=1"})}}}}) {
+                    "distributed.sequence_parallel=true", "distributed.expert_tp_size=1"})}}},
+           {{},
+            {{"fsdp of 24", 2, kFsdp2},
+             {"ddp of 36", 3, with(kReplicated, {"train.global_batch_size=36"})}}}}) {
     for (size_t i = 0; i < row.layouts.size(); ++i) {
       const Layout &own = row.layouts[i], &other = row.layouts[(i + 1) % row.layouts.size()];
       CAPTURE(own.name, other.name);

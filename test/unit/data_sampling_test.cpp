@@ -11,6 +11,7 @@
 #include "data/dataset/bigram.h"
 #include "data/dataset/blend.h"
 #include "data/dataset/gpt_dataset.h"
+#include "data/dataset/packed_dataset.h"
 #include "data/dataset/permutation.h"
 #include "test/support/temporary_folder.h"
 
@@ -311,6 +312,70 @@ TEST_CASE("a run that resumes at a step sees what the uninterrupted one saw") {
   REQUIRE(whole.micro_batch(5, 1).input == seen[{5, 1}]);
   REQUIRE(whole.micro_batch(40, 0).input == seen[{40, 0}]);
   REQUIRE(BatchLoader(make(10), options).micro_batch(0, 0).input != seen[{0, 0}]);
+}
+
+TEST_CASE("a run whose batch changes its size reads what a run of single samples reads") {
+  std::vector<std::vector<int32_t>> documents;
+  for (int32_t d = 0; d < 40; ++d) documents.push_back(counting(5 + d * 7 % 23, 100 * d));
+  const auto stream = tokens_of({counting(400)}), texts = tokens_of(documents);
+  const auto windows = [&](uint64_t seed) {
+    return std::make_shared<GptDataset>(stream, GptDatasetOptions{.seq_length = 12, .seed = seed});
+  };
+  const auto packs = [&](uint64_t seed) {
+    return std::make_shared<PackedDataset>(texts, PackedDatasetOptions{.size = 12, .seed = seed});
+  };
+  using Parts = std::vector<std::shared_ptr<const Dataset>>;
+  struct Row {
+    const char* what;
+    std::shared_ptr<const Dataset> data;
+  };
+  struct Phase {
+    int64_t steps, batch;
+  };
+  const std::vector<Phase> phases{{5, 4}, {3, 12}, {13, 8}};  // 160 samples
+  for (const Row& row : std::vector<Row>{
+           {"windows", windows(3)},
+           {"packs", packs(3)},
+           {"a blend", std::make_shared<BlendDataset>(Parts{windows(3), windows(4)},
+                                                      std::vector<double>{2, 1})},
+           {"a blend of packs", std::make_shared<BlendDataset>(Parts{packs(3), packs(4)},
+                                                               std::vector<double>{1, 3})}}) {
+    REQUIRE(row.data->size() < 150);  // an epoch ends within the phases
+    for (const int64_t R : {1, 2}) {
+      INFO(row.what << ", dp " << R);
+      std::vector<int32_t> seen, wanted;
+      int64_t sample = 0, step = 0;
+      for (const Phase& p : phases) {
+        std::vector<std::unique_ptr<BatchLoader>> ranks;
+        for (int64_t rank = 0; rank < R; ++rank) {
+          ranks.push_back(std::make_unique<BatchLoader>(
+              row.data,
+              LoaderOptions{
+                  .global_batch = p.batch, .micro_batch = 1, .dp_rank = rank, .dp_size = R}));
+          ranks.back()->micro_batch(0, 0);  // what it prefetches must not count
+          ranks.back()->begin_at(step, sample);
+        }
+        for (int64_t i = 0; i < p.steps; ++i, ++step, sample += p.batch)
+          for (int64_t k = 0; k < p.batch / R; ++k)
+            for (const auto& rank : ranks) {
+              const Batch batch = rank->micro_batch(step, k);
+              for (const auto* values : {&batch.input, &batch.label, &batch.position})
+                seen.insert(seen.end(), values->begin(), values->end());
+            }
+      }
+      BatchLoader ones(row.data, {.global_batch = 1});
+      for (int64_t i = 0; i < sample; ++i) {
+        const Batch batch = ones.micro_batch(i, 0);
+        for (const auto* values : {&batch.input, &batch.label, &batch.position})
+          wanted.insert(wanted.end(), values->begin(), values->end());
+      }
+      REQUIRE(sample == 160);
+      CHECK(seen == wanted);
+    }
+  }
+  BatchLoader loader(windows(3), {.global_batch = 4});
+  loader.begin_at(5, 20);
+  CHECK_THROWS_AS(loader.micro_batch(4, 0), BugError);  // the size of its batch is not known
 }
 
 TEST_CASE("an error of the background thread reaches the caller, at the batch that has it") {

@@ -116,4 +116,14 @@ TEST_CASE("edges: a decay longer than the run, and one that begins inside the wa
   CHECK(schedule(c, 30).at(31) == near(kMin));
 }
 
+TEST_CASE("between two steps the rate is between theirs") {
+  const LrSchedule linear = schedule(config(recipe::LrStyle::linear));
+  for (const double step : {2.5, 9.5, 10.5, 60.25, 109.75}) {
+    INFO(step);
+    const double before = std::floor(step), share = step - before;
+    CHECK(linear.at(step) == near((1 - share) * linear.at(before) + share * linear.at(before + 1)));
+  }
+  CHECK(linear.at(110.5) == float(kMin));
+}
+
 }  // namespace optim_lr_schedule_test

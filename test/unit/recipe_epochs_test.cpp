@@ -1,5 +1,6 @@
 // Tests the length of a run that is given in epochs.
 #include "interchange/model_source.h"
+#include "plan/options/train_options.h"
 #include "recipe_cases.h"
 
 namespace recipe_epochs_test {
@@ -142,6 +143,28 @@ TEST_CASE("checkpoints are kept by a validation loss that is measured more than 
              Contains("there is no validation data") && Contains("set dataset.validation"));
   CHECK_THAT(errors("", {"checkpoint.keep_best=-1"}), Contains("checkpoint.keep_best"));
   CHECK_THAT(errors("load_best_model_at_end: true\n"), Contains("`checkpoint.keep_best`: 1"));
+}
+
+TEST_CASE("a run of epochs ends with its samples, whatever the size of earlier batches") {
+  struct Row {
+    const char* what;
+    std::optional<double> epochs;
+    int64_t steps, batch, steps_done, samples_done, last;
+  };
+  for (const Row& row : std::vector<Row>{{"steps count steps", {}, 20, 8, 5, 20, 20},
+                                         {"the beginning", 1., 20, 8, 0, 0, 20},
+                                         {"the same batch", 1., 20, 8, 5, 40, 20},
+                                         {"smaller batches before", 1., 20, 8, 10, 40, 25},
+                                         {"larger batches before", 1., 20, 8, 5, 80, 15},
+                                         {"a part of a batch is left", 1., 20, 8, 6, 78, 17},
+                                         {"all samples are done", 1., 20, 8, 40, 160, 40},
+                                         {"a part of a batch too many", 1., 20, 8, 11, 165, 11},
+                                         {"too many of the same batch", 1., 20, 8, 25, 200, 20}}) {
+    INFO(row.what);
+    const plan::TrainOptions train{
+        .epochs = row.epochs, .steps = row.steps, .global_batch_size = row.batch};
+    CHECK(plan::last_step(train, row.steps_done, row.samples_done) == row.last);
+  }
 }
 
 }  // namespace recipe_epochs_test

@@ -507,10 +507,15 @@ TEST_CASE("training state keeps its values and refuses unknown ones") {
   refuses("{\"format\":1,", "not JSON at byte 13");
   refuses("[]", "not a JSON object");
   refuses("{}", "no format number");
-  refuses("{\"format\":2,\"values\":{}}", "has format 2; this mtrain reads format 1");
+  refuses("{\"format\":3,\"values\":{}}", "has format 3; this mtrain reads formats 1 and 2");
   refuses("{\"format\":1}", "no values");
   refuses("{\"format\":1,\"values\":{\"a\":[1]}}", "`a` is neither");
   CHECK_THROWS_AS(TrainState::load(folder / "absent.json"), UserError);
+
+  state.needs_samples();
+  state.save(path);
+  CHECK_THAT(read_file(path), Contains("\"format\": 2"));
+  CHECK(TrainState::load(path).integer("step") == 120);
 }
 
 }  // namespace storage_safetensors_test

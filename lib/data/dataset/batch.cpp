@@ -144,12 +144,21 @@ BatchLoader::BatchLoader(std::shared_ptr<const Dataset> dataset, const LoaderOpt
 
 Batch BatchLoader::make(int64_t step, int64_t k) const {
   const auto& o = options_;
-  const int64_t first = step * o.global_batch + (k * o.dp_size + o.dp_rank) * o.micro_batch;
+  const int64_t first = first_sample_ + (step - first_step_) * o.global_batch +
+                        (k * o.dp_size + o.dp_rank) * o.micro_batch;
   return collect(*dataset_, first, o.micro_batch, first + o.micro_batch);
 }
 
+void BatchLoader::begin_at(int64_t step, int64_t sample) {
+  MT_CHECK(step >= 0 && sample >= 0, "step {} with sample {}", step, sample);
+  if (next_.valid()) next_.wait();  // it reads the members that change here
+  next_ = {};
+  first_step_ = step, first_sample_ = sample;
+}
+
 Batch BatchLoader::micro_batch(int64_t step, int64_t k) {
-  MT_CHECK(step >= 0 && k >= 0 && k < micro_batches_, "micro-batch {} of step {}", k, step);
+  MT_CHECK(step >= first_step_ && k >= 0 && k < micro_batches_, "micro-batch {} of step {}", k,
+           step);
   const bool ready = next_.valid() && step == next_step_ && k == next_k_;
   if (next_.valid() && !ready) next_.wait();  // the prefetched batch is not the requested one
   Batch batch = ready ? next_.get() : make(step, k);

@@ -54,12 +54,17 @@ struct LoaderOptions {
 // Makes the micro-batches of training. With G = global_batch, the global batch of step n has the
 // samples [n G, n G + G) of the data set, whatever the number of ranks. Therefore a run can resume
 // at any step and under any layout. Micro-batch k of rank r of R has n = micro_batch of these
-// samples, beginning with number (k R + r) n of the global batch.
+// samples, beginning with number (k R + r) n of the global batch. begin_at() moves the batches, for
+// a run whose G has changed.
 class BatchLoader {
  public:
   // Throws UserError if global_batch is not a multiple of micro_batch * dp_size.
   BatchLoader(std::shared_ptr<const Dataset> dataset, const LoaderOptions& options);
   BatchLoader(const BatchLoader&) = delete;
+
+  // Makes the global batch of step `step` begin with sample `sample`, and the batches of later
+  // steps follow it. Without this call, step 0 begins with sample 0.
+  void begin_at(int64_t step, int64_t sample);
 
   int64_t micro_batches() const { return micro_batches_; }  // per step on this rank
   // Any order of calls is allowed; the order of training is fast, since its batches are prefetched.
@@ -71,6 +76,7 @@ class BatchLoader {
   std::shared_ptr<const Dataset> dataset_;
   LoaderOptions options_;
   int64_t micro_batches_ = 0;
+  int64_t first_step_ = 0, first_sample_ = 0;  // as begin_at() sets them
   int64_t next_step_ = -1, next_k_ = -1;
   std::future<Batch> next_;
 };

@@ -4,6 +4,8 @@
 #include <optional>
 #include <string>
 
+#include "base/math.h"
+
 namespace mtrain::plan {
 
 struct TrainOptions {
@@ -17,6 +19,15 @@ struct TrainOptions {
   std::optional<int64_t> exit_interval;  // steps
   std::optional<double> exit_minutes;
 };
+
+// Returns the last step of a run that has done `steps` steps with `samples` samples. Epochs count
+// samples: if earlier steps had batches of another size, another number of steps makes them.
+inline int64_t last_step(const TrainOptions& train, int64_t steps, int64_t samples) {
+  const int64_t batch = train.global_batch_size;
+  const int64_t rest = train.epochs ? train.steps * batch - samples : 0;
+  if (!train.epochs) return train.steps;
+  return rest >= 0 ? steps + ceil_div(rest, batch) : steps - -rest / batch;
+}
 
 struct ValidationOptions {
   int64_t every_steps = 0;  // 0: only at the end

@@ -111,8 +111,8 @@ struct CheckpointConfig {
       Field{"model_save_format", &CheckpointConfig::model_save_format,
             "file format of the weights"},
       Field{"save_consolidated", &CheckpointConfig::save_consolidated,
-            "which checkpoints also get a folder hf that transformers can load: the last one of "
-            "the run, or every one"},
+            "which checkpoints also get a folder `consolidated` that transformers can load: the "
+            "last one of the run, or every one (also `true`)"},
       Field{"async",
             &CheckpointConfig::async,
             "write checkpoints while training continues, from a copy in host memory; auto: where "
