@@ -9,6 +9,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <utility>
 #include <vector>
 
@@ -97,7 +98,16 @@ const std::string& host_name() {
   return name;
 }
 
-bool process_lives(int64_t pid) { return ::kill(pid_t(pid), 0) == 0 || errno != ESRCH; }
+bool process_lives(int64_t pid) {
+  if (::kill(pid_t(pid), 0) != 0 && errno == ESRCH) return false;
+  // A process that has ended keeps its pid until its parent waits, which not every init does.
+  std::ifstream in(fmt::format("/proc/{}/stat", pid));  // "7 (name) Z ..."
+  std::string line;
+  if (!std::getline(in, line)) return true;
+  const size_t name_end = line.rfind(')');
+  return name_end == std::string::npos || name_end + 2 >= line.size() ||
+         std::string_view("ZX").find(line[name_end + 2]) == std::string_view::npos;
+}
 
 void write_file_atomic(const fs::path& path, std::string_view content) {
   AtomicFile file(path);

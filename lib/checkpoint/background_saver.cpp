@@ -129,9 +129,11 @@ void BackgroundSaver::write(const Work& work, Result& result) {
     return mailbox_->put(key(work, std::to_string(rank_)), own);
   }
   std::vector<std::string> reports{own};
-  for (int rank = 1; rank < ranks_; ++rank)
-    reports.push_back(await_text(key(work, std::to_string(rank))));
-  for (int rank = 1; rank < ranks_; ++rank) mailbox_->remove(key(work, std::to_string(rank)));
+  for (int rank = 1; rank < ranks_; ++rank) {
+    const std::string of_rank = key(work, std::to_string(rank));
+    reports.push_back(await_text(of_rank));
+    mailbox_->remove(of_rank);  // the store holds a limited number of bytes
+  }
   for (size_t rank = 0; rank < reports.size() && result.error.empty(); ++rank) {
     if (reports[rank][0] == kFailed) result.error = of_rank(int(rank), reports[rank].substr(1));
     reports[rank].erase(0, 1);

@@ -5,6 +5,7 @@
 
 #include <fmt/core.h>
 
+#include "comm/store.h"
 #include "comm/store_protocol.h"
 
 namespace mtrain::comm {
@@ -52,10 +53,10 @@ class StoreMailbox : public Mailbox {
     for (int64_t i = 0; i < parts; ++i) text += store_.get(part_key(key, i));
     return text;
   }
-  // The store keeps the keys.
   void remove(const std::string& key) override {
     const int64_t parts = store_.add(count_key(key), 0);
-    for (int64_t i = 0; i < parts; ++i) store_.set(part_key(key, i), "");
+    for (int64_t i = 0; i < parts; ++i) store_.remove(part_key(key, i));
+    store_.remove(count_key(key));
   }
 
  private:

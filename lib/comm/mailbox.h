@@ -6,9 +6,9 @@
 #include <optional>
 #include <string>
 
-#include "comm/store.h"
-
 namespace mtrain::comm {
+
+struct StoreAddress;
 
 // Any thread may call these functions, and none waits for another rank. They throw CommError if the
 // job's store is gone.
@@ -23,7 +23,7 @@ class Mailbox {
   virtual void put(const std::string& key, const std::string& text) = 0;
   // Returns the text of the key; nothing while it has none.
   virtual std::optional<std::string> find(const std::string& key) = 0;
-  // Frees the memory of the text. The key must not be used again.
+  // Forgets the key and its text.
   virtual void remove(const std::string& key) = 0;
 };
 

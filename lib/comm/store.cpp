@@ -213,6 +213,7 @@ std::string Store::call(char operation, const std::string& key, const std::strin
 void Store::set(const std::string& key, const std::string& value) {
   call(kSet, key, value, timeout_);
 }
+void Store::remove(const std::string& key) { call(kRemove, key, "", timeout_); }
 void Store::fail(const std::string& reason) {
   call(kFail, "", reason.substr(0, kMaxReasonBytes), timeout_);
 }

@@ -73,6 +73,8 @@ class Store {
   std::string server_address() const;
   // Adds `delta` to a number that begins at 0, and returns the sum.
   int64_t add(const std::string& key, int64_t delta);
+  // Forgets the key, if there is one.
+  void remove(const std::string& key);
   // Makes all waits for keys, of all ranks, throw with this reason; the first reason is kept.
   void fail(const std::string& reason);
   std::string failure();  // the reason, or "" while the job lives

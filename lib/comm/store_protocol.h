@@ -24,12 +24,12 @@
 namespace mtrain::comm {
 
 // With it neither end mistakes another program, or another version, for its peer.
-constexpr std::string_view kStoreGreeting = "mtrain store 3\n";
+constexpr std::string_view kStoreGreeting = "mtrain store 4\n";
 constexpr size_t kNonceBytes = 32, kProofBytes = 32;
 constexpr size_t kHelloBytes = kStoreGreeting.size() + kNonceBytes;
 constexpr char kWelcome = '!';
 
-constexpr char kSet = 'S', kGet = 'G', kAdd = 'A', kFail = 'F';
+constexpr char kSet = 'S', kGet = 'G', kAdd = 'A', kRemove = 'R', kFail = 'F';
 constexpr char kAnswer = '+', kNone = '-';
 constexpr size_t kMaxKeyBytes = 64 << 10;   // a key may name all ranks of a group
 constexpr size_t kMaxValueBytes = 4 << 20;  // such as a recipe, or the addresses of all ranks

@@ -34,6 +34,13 @@ bool StoreTable::set(const std::string& key, std::string_view value) {
   return true;
 }
 
+void StoreTable::remove(const std::string& key) {
+  const auto found = values_.find(key);
+  if (found == values_.end()) return;
+  bytes_ -= key.size() + value_of(*found->second).size();
+  values_.erase(found);
+}
+
 void StoreTable::wake(const std::string& key) {
   auto waiting = waiting_.extract(key);
   if (waiting.empty()) return;
@@ -105,7 +112,8 @@ bool StoreSession::serve() {
     const auto key = take_text(in_, at, kMaxKeyBytes);
     const auto value = key ? take_text(in_, at, kMaxValueBytes) : std::nullopt;
     const char operation = in_[done];
-    if (operation != kSet && operation != kGet && operation != kAdd && operation != kFail)
+    if (operation != kSet && operation != kGet && operation != kAdd && operation != kRemove &&
+        operation != kFail)
       return false;
     if (!value) break;
     serve_one(operation, std::string(*key), *value);
@@ -125,6 +133,7 @@ void StoreSession::serve_one(char operation, const std::string& key, std::string
       return table_.set(key, sum) ? answer(kAnswer, sum) : answer(kNone, kFull);
     }
     case kGet: return get(key);
+    case kRemove: return table_.remove(key), answer(kAnswer, "");
     case kFail:
       if (table_.failure_.empty() && !value.empty()) table_.end_waits(value);
       return answer(kAnswer, table_.failure_);

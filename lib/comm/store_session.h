@@ -31,6 +31,7 @@ class StoreTable {
   using Reply = std::shared_ptr<const std::string>;
 
   bool set(const std::string& key, std::string_view value);  // false: the store is full
+  void remove(const std::string& key);
   void wake(const std::string& key);
   void end_waits(std::string_view reason);
 

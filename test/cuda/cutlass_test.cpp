@@ -2,8 +2,8 @@
 #include <cmath>
 #include <limits>
 
+#include "grouped_testing.h"
 #include "kernels/cuda/grouped/grouped_engine.h"
-#include "mirror.h"
 
 using namespace mtrain;
 using namespace mtrain::kernels;
@@ -52,25 +52,11 @@ void expect_rows(DType a_type, DType b_type, const std::vector<int32_t>& first, 
   CAPTURE(a_type, b_type, first, s.K, s.N, trans);
   const bool float8 = is_float8(a_type);
   const int64_t E = int64_t(first.size()) - 1, R = first.back() + 2;
-  Mirror a(Array::normal(a_type, R * s.K, 1)), b(Array::normal(b_type, E * s.K * s.N, 2)),
-      rows(Array::ids(first)), c(Array::normal(DType::bf16, R * s.N, 3)),
-      a_inverse(Array::one(DType::f32, 0.25)), b_inverse(Array::one(DType::f32, 3));
-  const auto args = [&](auto&& of) {
-    GroupedMatmul m{.a_RK = of(a),
-                    .b_EKN = of(b),
-                    .first_E1 = of(rows),
-                    .c_RN = of(c),
-                    .R = R,
-                    .N = s.N,
-                    .K = s.K,
-                    .E = E,
-                    .trans_b = trans};
-    if (float8) m.a_inverse = of(a_inverse), m.b_inverse = of(b_inverse);
-    return m;
-  };
-  if (!computed(args([](Mirror& m) { return m.device(); }))) return;
-  cpu::run(args([](Mirror& m) { return m.host().span(); }));
-  REQUIRE(c.compare(close, cutlass_rule(DType::bf16, s.K, float8)) == "");
+  GroupedRows x(Array::normal(a_type, R * s.K, 1), Array::normal(b_type, E * s.K * s.N, 2), first,
+                Array::normal(DType::bf16, R * s.N, 3), s.N, s.K, trans);
+  if (!computed(x.device())) return;
+  cpu::run(x.host());
+  REQUIRE(x.c.compare(close, cutlass_rule(DType::bf16, s.K, float8)) == "");
 }
 
 void expect_weights(DType a_type, DType b_type, const std::vector<int32_t>& first, CutlassSizes s,
@@ -79,25 +65,11 @@ void expect_weights(DType a_type, DType b_type, const std::vector<int32_t>& firs
   CAPTURE(a_type, b_type, first, s.K, s.N, accumulate);
   const bool float8 = is_float8(a_type);
   const int64_t E = int64_t(first.size()) - 1, R = std::max(first.back(), 1);
-  Mirror a(Array::normal(a_type, R * s.K, 1)), b(Array::normal(b_type, R * s.N, 2)),
-      rows(Array::ids(first)), c(Array::normal(DType::f32, E * s.K * s.N, 3)),
-      a_inverse(Array::one(DType::f32, 0.25)), b_inverse(Array::one(DType::f32, 3));
-  const auto args = [&](auto&& of) {
-    GroupedWeightGrad m{.a_RM = of(a),
-                        .b_RN = of(b),
-                        .first_E1 = of(rows),
-                        .c_EMN = of(c),
-                        .R = R,
-                        .M = s.K,
-                        .N = s.N,
-                        .E = E,
-                        .accumulate = accumulate};
-    if (float8) m.a_inverse = of(a_inverse), m.b_inverse = of(b_inverse);
-    return m;
-  };
-  if (!computed(args([](Mirror& m) { return m.device(); }))) return;
-  cpu::run(args([](Mirror& m) { return m.host().span(); }));
-  REQUIRE(c.compare(close, cutlass_rule(DType::f32, R, float8)) == "");
+  GroupedWeights x(Array::normal(a_type, R * s.K, 1), Array::normal(b_type, R * s.N, 2), first,
+                   Array::normal(DType::f32, E * s.K * s.N, 3), s.K, s.N, accumulate);
+  if (!computed(x.device())) return;
+  cpu::run(x.host());
+  REQUIRE(x.c.compare(close, cutlass_rule(DType::f32, R, float8)) == "");
 }
 
 }  // namespace
@@ -127,18 +99,10 @@ TEST_CASE("a NaN of one expert's rows does not reach another expert through CUTL
   const std::vector<int32_t> first = {0, 65, 130};
   Array bad = Array::normal(DType::bf16, R * K, 1);
   bad.set(64 * K, NAN);  // the last row of the first expert
-  Mirror a(bad), b(Array::normal(DType::bf16, R * N, 2)), rows(Array::ids(first)),
-      c(Array(DType::f32, 2 * K * N));
-  if (!computed(GroupedWeightGrad{.a_RM = a.device(),
-                                  .b_RN = b.device(),
-                                  .first_E1 = rows.device(),
-                                  .c_EMN = c.device(),
-                                  .R = R,
-                                  .M = K,
-                                  .N = N,
-                                  .E = 2}))
-    return;
-  const Array got = c.result();
+  GroupedWeights x(bad, Array::normal(DType::bf16, R * N, 2), first, Array(DType::f32, 2 * K * N),
+                   K, N, false);
+  if (!computed(x.device())) return;
+  const Array got = x.c.result();
   for (int64_t i = 0; i < got.size(); ++i) {
     CAPTURE(i);
     REQUIRE(std::isnan(got[i]) == (i < N));
@@ -148,19 +112,10 @@ TEST_CASE("a NaN of one expert's rows does not reach another expert through CUTL
 TEST_CASE("after the comparison, both engines' results pass for equal") {
   const int64_t R = 600, K = 256, N = 256;
   const std::vector<int32_t> first = {0, 100, 100, 600};
-  Mirror a(Array::normal(DType::bf16, R * K, 1)), b(Array::normal(DType::bf16, 3 * K * N, 2)),
-      rows(Array::ids(first)), c(Array(DType::bf16, R * N));
-  const GroupedMatmul m{.a_RK = a.device(),
-                        .b_EKN = b.device(),
-                        .first_E1 = rows.device(),
-                        .c_RN = c.device(),
-                        .R = R,
-                        .N = N,
-                        .K = K,
-                        .E = 3,
-                        .trans_b = true};
-  if (!computed(m)) return;
-  cuda::run(m, device_stream());  // compares
+  GroupedRows x(Array::normal(DType::bf16, R * K, 1), Array::normal(DType::bf16, 3 * K * N, 2),
+                first, Array(DType::bf16, R * N), N, K, true);
+  if (!computed(x.device())) return;
+  cuda::run(x.device(), device_stream());  // compares
   // A kind that was equal is offered to the measurement.
   REQUIRE(cuda::unchosen_grouped_gemms().find(" 256 256 3 ") != std::string::npos);
 }

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "mirror.h"
+#include "grouped_testing.h"
 
 using namespace mtrain;
 using namespace mtrain::kernels;
@@ -37,23 +37,11 @@ TEST_CASE("products of experts' rows equal the CPU's") {
             for_each_way([&](int64_t offset) {
               const int64_t E = int64_t(first.size()) - 1, R = first.back() + 2;
               CAPTURE(first, s.K, s.N, type, out, trans);
-              Mirror a(Array::normal(type, R * s.K, 1), offset),
-                  b(Array::normal(type, E * s.K * s.N, 2), offset), rows(Array::ids(first)),
-                  c(Array::normal(out, R * s.N, 3), offset);
-              GroupedMatmul m{.a_RK = a.host(),
-                              .b_EKN = b.host(),
-                              .first_E1 = rows.host(),
-                              .c_RN = c.host(),
-                              .R = R,
-                              .N = s.N,
-                              .K = s.K,
-                              .E = E,
-                              .trans_b = trans};
-              cpu::run(m);
-              m.a_RK = a.device(), m.b_EKN = b.device(), m.first_E1 = rows.device();
-              m.c_RN = c.device();
-              cuda::run(m, device_stream());
-              REQUIRE(c.compare(close, rule(out, s.K)) == "");
+              GroupedRows x(Array::normal(type, R * s.K, 1), Array::normal(type, E * s.K * s.N, 2),
+                            first, Array::normal(out, R * s.N, 3), s.N, s.K, trans, offset);
+              cpu::run(x.host());
+              cuda::run(x.device(), device_stream());
+              REQUIRE(x.c.compare(close, rule(out, s.K)) == "");
             });
 }
 
@@ -99,23 +87,12 @@ TEST_CASE("gradients of experts' weights equal the CPU's") {
           for_each_way([&](int64_t offset) {
             const int64_t E = int64_t(first.size()) - 1, R = first.back();
             CAPTURE(first, s.K, s.N, type, accumulate);
-            Mirror a(Array::normal(type, R * s.K, 1), offset),
-                b(Array::normal(type, R * s.N, 2), offset), rows(Array::ids(first)),
-                c(Array::normal(DType::f32, E * s.K * s.N, 3));
-            GroupedWeightGrad m{.a_RM = a.host(),
-                                .b_RN = b.host(),
-                                .first_E1 = rows.host(),
-                                .c_EMN = c.host(),
-                                .R = R,
-                                .M = s.K,
-                                .N = s.N,
-                                .E = E,
-                                .accumulate = accumulate};
-            cpu::run(m);
-            m.a_RM = a.device(), m.b_RN = b.device(), m.first_E1 = rows.device();
-            m.c_EMN = c.device();
-            cuda::run(m, device_stream());
-            REQUIRE(c.compare(close, rule(DType::f32, R)) == "");
+            GroupedWeights x(Array::normal(type, R * s.K, 1), Array::normal(type, R * s.N, 2),
+                             first, Array::normal(DType::f32, E * s.K * s.N, 3), s.K, s.N,
+                             accumulate, offset);
+            cpu::run(x.host());
+            cuda::run(x.device(), device_stream());
+            REQUIRE(x.c.compare(close, rule(DType::f32, R)) == "");
           });
 }
 
@@ -152,28 +129,14 @@ TEST_CASE("products of experts' 8-bit rows equal the CPU's") {
             for_each_order([&] {
               const int64_t E = int64_t(first.size()) - 1, R = first.back() + 2;
               CAPTURE(first, s.K, s.N, types.first, types.second, out, trans);
-              Mirror a(float8_numbers(types.first, R * s.K, 1)),
-                  b(float8_numbers(types.second, E * s.K * s.N, 2)), rows(Array::ids(first)),
-                  c(Array::normal(out, R * s.N, 3)), a_inverse(Array::one(DType::f32, 0.25)),
-                  b_inverse(Array::one(DType::f32, 3));
-              const auto args = [&](auto&& of) {
-                return GroupedMatmul{.a_RK = of(a),
-                                     .b_EKN = of(b),
-                                     .first_E1 = of(rows),
-                                     .c_RN = of(c),
-                                     .R = R,
-                                     .N = s.N,
-                                     .K = s.K,
-                                     .E = E,
-                                     .trans_b = trans,
-                                     .a_inverse = of(a_inverse),
-                                     .b_inverse = of(b_inverse)};
-              };
-              cpu::run(args([](Mirror& m) { return m.host().span(); }));
-              cuda::run(args([](Mirror& m) { return m.device(); }), device_stream());
+              GroupedRows x(float8_numbers(types.first, R * s.K, 1),
+                            float8_numbers(types.second, E * s.K * s.N, 2), first,
+                            Array::normal(out, R * s.N, 3), s.N, s.K, trans);
+              cpu::run(x.host());
+              cuda::run(x.device(), device_stream());
               Rule r = rule(out, s.K);
               r.scale *= 8;  // the codes' numbers reach 8
-              REQUIRE(c.compare(close, r) == "");
+              REQUIRE(x.c.compare(close, r) == "");
             });
           }
 }
@@ -187,28 +150,14 @@ TEST_CASE("gradients of experts' weights from 8 bits equal the CPU's") {
           for_each_order([&] {
             const int64_t E = int64_t(first.size()) - 1, R = first.back();
             CAPTURE(first, s.K, s.N, types.first, types.second, accumulate);
-            Mirror a(float8_numbers(types.first, R * s.K, 1)),
-                b(float8_numbers(types.second, R * s.N, 2)), rows(Array::ids(first)),
-                c(Array::normal(DType::f32, E * s.K * s.N, 3)),
-                a_inverse(Array::one(DType::f32, 0.25)), b_inverse(Array::one(DType::f32, 3));
-            const auto args = [&](auto&& of) {
-              return GroupedWeightGrad{.a_RM = of(a),
-                                       .b_RN = of(b),
-                                       .first_E1 = of(rows),
-                                       .c_EMN = of(c),
-                                       .R = R,
-                                       .M = s.K,
-                                       .N = s.N,
-                                       .E = E,
-                                       .accumulate = accumulate,
-                                       .a_inverse = of(a_inverse),
-                                       .b_inverse = of(b_inverse)};
-            };
-            cpu::run(args([](Mirror& m) { return m.host().span(); }));
-            cuda::run(args([](Mirror& m) { return m.device(); }), device_stream());
+            GroupedWeights x(float8_numbers(types.first, R * s.K, 1),
+                             float8_numbers(types.second, R * s.N, 2), first,
+                             Array::normal(DType::f32, E * s.K * s.N, 3), s.K, s.N, accumulate);
+            cpu::run(x.host());
+            cuda::run(x.device(), device_stream());
             Rule r = rule(DType::f32, R);
             r.scale *= 8;
-            REQUIRE(c.compare(close, r) == "");
+            REQUIRE(x.c.compare(close, r) == "");
           });
 }
 

@@ -417,6 +417,50 @@ TEST_CASE("graphs give the bits of single launches where micro-batches gather pa
   }
 }
 
+TEST_CASE("the state of the hooks that gather parameters can be saved and set") {
+  const Recipe r = recipe_of({"distributed.strategy=fsdp2", "model.num_layers=6",
+                              "train.global_batch_size=4", "train.micro_batch_size=1"},
+                             false, 2);
+  std::vector<double> losses[2];
+  for (const bool sets : {false, true})
+    run_ranks(2, "thread", [&](TestRank& rank) {
+      train::Trainer trainer =
+          make_trainer(rank.device, r, std::make_shared<CountingData>(), rank.world);
+      Stream& compute = rank.device.stream(device::StreamKind::compute);
+      model::DataParallel& hooks = trainer.data_parallel();
+      (void)trainer.step();
+      std::vector<model::ParamUnit*> layers;
+      for (model::ParamUnit* unit : trainer.params().units())
+        if (unit->id.kind == model::UnitKind::layer) layers.push_back(unit);
+      const auto places = [&] {
+        std::vector<const void*> all;
+        for (const model::ParamUnit* unit : layers) all.push_back(unit->value.data());
+        return all;
+      };
+      const model::HookState start = hooks.hook_state();
+      const auto at_start = places();
+      for (size_t i = 0; i < 4; ++i) {
+        hooks.before_forward(*layers[i]);
+        hooks.after_forward(*layers[i]);
+      }
+      const model::HookState end = hooks.hook_state();
+      const auto at_end = places();
+      std::vector<bool> holds{start.key != end.key, at_start != at_end};
+      if (sets) {
+        hooks.set_hook_state(start, {});
+        holds.push_back(hooks.hook_state().key == start.key && places() == at_start);
+        // As after a replay, which has gathered the values of the end.
+        hooks.set_hook_state(end, compute.record());
+        holds.push_back(hooks.hook_state().key == end.key && places() == at_end);
+      }
+      const double loss = trainer.step().loss;
+      if (rank.rank() != 0) return;  // one thread alone may report to the test
+      CHECK(holds == std::vector<bool>(sets ? 4 : 2, true));
+      losses[sets].push_back(loss);
+    });
+  CHECK(losses[0] == losses[1]);
+}
+
 TEST_CASE("a replay that waits for a rank that has failed names the call and the reason") {
   const Recipe r = recipe_of(with(kAccumulate, {"distributed.tp_size=2"}), true, 2);
   std::string message;

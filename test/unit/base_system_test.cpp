@@ -34,6 +34,27 @@ TEST_CASE("a pool runs every task once") {
   }
 }
 
+TEST_CASE("a process that has ended does not live, whether its parent has waited or not") {
+  CHECK(process_lives(getpid()));
+  int ends[2];
+  REQUIRE(pipe(ends) == 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    char byte = 0;
+    close(ends[1]);
+    [[maybe_unused]] const auto got = read(ends[0], &byte, 1);
+    _exit(0);
+  }
+  close(ends[0]);
+  CHECK(process_lives(child));
+  close(ends[1]);
+  siginfo_t info{};
+  REQUIRE(waitid(P_PID, id_t(child), &info, WEXITED | WNOWAIT) == 0);  // it stays a zombie
+  CHECK_FALSE(process_lives(child));
+  REQUIRE(waitpid(child, nullptr, 0) == child);
+  CHECK_FALSE(process_lives(child));
+}
+
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // which reserve terabytes
 TEST_CASE("more threads than the system gives are refused, and the setting named") {
   // In a process of its own, whose address space has room for few stacks.

@@ -4,7 +4,9 @@
 #include <catch2/catch.hpp>
 
 #include "comm/mailbox.h"
+#include "comm/store.h"
 #include "comm/store_protocol.h"
+#include "comm/store_session.h"
 #include "test/support/comm_testing.h"
 
 namespace comm_mailbox_test {
@@ -27,7 +29,15 @@ void check_mailbox(Mailbox& one, Mailbox& other) {
   one.put("long", longest);
   CHECK((other.find("long") == longest));
   other.remove("long");
+  other.remove("never");
+  CHECK_FALSE(one.find("long"));
   CHECK(one.find("a") == "text");
+  // More than the store holds at once.
+  for (size_t sent = 0; sent <= StoreTable::kMaxBytes; sent += longest.size()) {
+    one.put("long", longest);
+    CHECK(other.find("long").value_or("").size() == longest.size());
+    one.remove("long");
+  }
   CHECK_FALSE(other.find("b"));
 }
 
