@@ -160,7 +160,8 @@ fs::path save_checkpoint(const CheckpointParts& t, const TrainProgress& progress
         [&](const std::function<void()>& work) { meetings.run(work); });
   });
   const std::string float8 = float8_state(t);
-  const std::vector<std::string> texts = t.control.texts(shards_text(shards));
+  // They have the size of index.json together: no other rank needs them.
+  const std::vector<std::string> texts = t.control.texts_on_first(shards_text(shards));
   fs::path committed;
   all_together(t.control, [&](Meetings& meetings) {
     if (!first) return;
