@@ -345,7 +345,10 @@ class Training {
     const auto job_ids = trainer_.control().texts(job_.id);
     if (!reporter_) return;
     identity_->read_rest();
-    for (const auto& line : set_aside_abandoned(plan_.folders, start_)) note(line);
+    for (const auto& line : set_aside_abandoned(plan_.folders, start_, [&] {
+           if (lock_) lock_->hold_checkpoints();
+         }))
+      note(line);
     write_job(plan_.folders, job_ids, job_.restarts, start_);
     if (plan_.checkpoint.keep_best > 0) find_best();
     if (plan_.checkpoint.consolidated == Consolidated::every) consolidate();
