@@ -79,7 +79,7 @@ WrittenShard write_file(const CheckpointParts& t, const fs::path& path, TensorSe
   for (const ShardPiece& p : pieces)
     infos.push_back({p.name(), p.values.dtype(), Shape{p.values.count()}});
   storage::SafetensorsWriter file(path, infos, storage::Metadata{{"format", "mtrain"}},
-                                  storage::SafetensorsWriter::Sums::beside);
+                                  storage::SafetensorsWriter::Sums::beside, t.io_threads);
   WrittenShard shard{.name = path.filename().string()};
   shard.index.files.push_back(shard.name);
   for (const ShardPiece& p : pieces) {
