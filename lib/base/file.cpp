@@ -13,8 +13,10 @@
 #include <utility>
 #include <vector>
 
+#include "base/aligned_bytes.h"
 #include "base/bus_errors.h"
 #include "base/error.h"
+#include "base/math.h"
 #include "base/regular_file.h"
 
 namespace mtrain {
@@ -38,6 +40,18 @@ UserError user_error(const char* verb, const fs::path& path) {
 
 }  // namespace
 
+DirectDescriptor::~DirectDescriptor() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+int DirectDescriptor::of(int fd, int flags) {
+  // The path may name another file by now. Without /proc there is no direct descriptor.
+  std::call_once(once_, [&] {
+    fd_ = ::open(fmt::format("/proc/self/fd/{}", fd).c_str(), flags | O_DIRECT | O_CLOEXEC);
+  });
+  return refused_ ? -1 : fd_;
+}
+
 AtomicFile::AtomicFile(fs::path path) : path_(std::move(path)) {
   static std::atomic<int> count{0};  // two writers of one path in a process must not share a file
   temporary_ = path_;
@@ -59,6 +73,39 @@ void AtomicFile::write(const void* data, size_t bytes) {
     if (n < 0) throw run_error("write", path_);
     p += n;
     bytes -= size_t(n);
+  }
+}
+
+void AtomicFile::reserve(int64_t bytes) {
+  while (bytes > 0 && ::fallocate(fd_, 0, 0, off_t(bytes)) != 0) {
+    if (errno == EINTR) continue;
+    if (errno == ENOSPC || errno == EDQUOT || errno == EFBIG) throw run_error("write", path_);
+    return;
+  }
+}
+
+void AtomicFile::write_at(int64_t at, const std::byte* data, size_t bytes) {
+  while (bytes > 0) {
+    const ssize_t n = ::pwrite(fd_, data, bytes, off_t(at));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) throw run_error("write", path_);
+    data += n, at += n, bytes -= size_t(n);
+  }
+}
+
+void AtomicFile::write_block(int64_t at, const std::byte* data, size_t bytes) {
+  while (bytes > 0) {
+    const int direct = direct_.of(fd_, O_WRONLY);
+    const ssize_t n = direct < 0 ? -1 : ::pwrite(direct, data, bytes, off_t(at));
+    if (direct >= 0 && n < 0 && errno == EINTR) continue;
+    if (direct >= 0 && n < 0 && errno != EINVAL) throw run_error("write", path_);
+    if (n < 0) direct_.refuse();
+    // The rest is no longer aligned after a short write, as before the end of the space.
+    if (n < 0 || n % kDirectAlignment != 0) {
+      const auto written = size_t(std::max<ssize_t>(n, 0));
+      return write_at(at + int64_t(written), data + written, bytes - written);
+    }
+    data += n, at += n, bytes -= size_t(n);
   }
 }
 
@@ -166,6 +213,32 @@ void RandomAccessFile::read(int64_t at, size_t bytes, void* to, std::string_view
                  "it was truncated while it was read: copy it again");
     next += n, at += n, bytes -= size_t(n);
   }
+}
+
+bool RandomAccessFile::read_directly(int64_t at, size_t bytes, std::byte* to) const {
+  const int direct = direct_.of(fd_, O_RDONLY);
+  if (direct < 0) return false;
+  for (size_t done = 0; done < bytes;) {
+    const auto rest = size_t(round_up(int64_t(bytes - done), kDirectAlignment));
+    const ssize_t n = ::pread(direct, to + done, rest, off_t(at + int64_t(done)));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && errno == EINVAL) direct_.refuse();
+    done += size_t(std::max<ssize_t>(n, 0));
+    // read() repeats what fails, and reports it.
+    if (n <= 0 || (done < bytes && n % kDirectAlignment != 0)) return false;
+  }
+  return true;
+}
+
+void RandomAccessFile::read_block(int64_t at, size_t bytes, std::byte* to,
+                                  std::string_view what) const {
+  if (!read_directly(at, bytes, to)) read_at_once(at, bytes, to, what);
+}
+
+void RandomAccessFile::read_at_once(int64_t at, size_t bytes, std::byte* to,
+                                    std::string_view what) const {
+  ::posix_fadvise(fd_, off_t(at), off_t(bytes), POSIX_FADV_WILLNEED);
+  read(at, bytes, to, what);
 }
 
 MappedFile::MappedFile(const fs::path& path) {

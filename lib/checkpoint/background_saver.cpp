@@ -58,6 +58,7 @@ Event BackgroundSaver::begin(const CheckpointParts& t, const TrainProgress& prog
   Work work{.number = ++saves_,
             .folder = control_.texts(folder)[0],
             .state = saved_state(t, progress),
+            .io_threads = t.io_threads,
             .options = std::move(options)};
   moment(work, "stage");
   made_key_ = key(work, "folder");
@@ -155,11 +156,12 @@ std::string BackgroundSaver::write_own(const Work& work, Clock::time_point& bega
   snapshot_.wait();
   began = Clock::now();
   moment(work, "write");
-  return shards_text(write_shards(snapshot_, rank_, work.folder, [&](int64_t done, int64_t) {
-    written_ = done;
-    moment(work, "block");
-    go_on();
-  }));
+  return shards_text(
+      write_shards(snapshot_, rank_, work.folder, work.io_threads, [&](int64_t done, int64_t) {
+        written_ = done;
+        moment(work, "block");
+        go_on();
+      }));
 }
 
 std::string BackgroundSaver::of_rank(int rank, const std::string& error) const {

@@ -56,6 +56,7 @@ class BackgroundSaver {
     int64_t number = 0;  // of the save, from 1: a step may be saved twice
     std::filesystem::path folder;
     SavedState state;
+    int io_threads = 1;
     SaveOptions options;
   };
   struct Result {

@@ -19,6 +19,13 @@ void require_shape(const ValueSource& source, const std::string& name, const Sha
                     hint);
 }
 
+void add_expected(const model::Parameter& p, const std::string& name,
+                  std::vector<storage::ExpectedRun>& expected) {
+  for (const model::OwnedPart& part : owned_parts(p))
+    for (const StridedRun& run : full_runs(p, part.in_param, part.count))
+      expected.push_back({name, run});
+}
+
 ReadProgress progress_of(const CheckpointParts& t, std::string_view what) {
   if (!t.progress) return {};
   return [&t, what](int64_t done, int64_t total) { t.progress(what, done, total); };
@@ -39,6 +46,9 @@ void read_weights(Stream& stream, model::ParamStore& params, const ValueSource& 
                   const std::string& hint, const ReadProgress& progress) {
   for (const model::Parameter* p : params.params())
     require_shape(source, p->name, p->full_shape(), hint);
+  std::vector<storage::ExpectedRun> expected;
+  for (const model::Parameter* p : params.params()) add_expected(*p, p->name, expected);
+  source.expect(std::move(expected));
   model::ParamUploader uploader(stream);
   ReadBytes read(params, progress);
   for (const model::Parameter* p : params.params()) {

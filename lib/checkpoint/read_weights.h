@@ -10,6 +10,10 @@ namespace mtrain::checkpoint {
 void require_shape(const storage::ValueSource& source, const std::string& name,
                    const Shape& expected, const std::string& hint);
 
+// Adds the elements that this rank reads of the tensor `name` of a parameter, in their order.
+void add_expected(const model::Parameter& p, const std::string& name,
+                  std::vector<storage::ExpectedRun>& expected);
+
 // Receives the number of bytes (as fp32) that have been read, and the total; may be empty.
 using ReadProgress = std::function<void(int64_t done, int64_t total)>;
 ReadProgress progress_of(const CheckpointParts& parts, std::string_view what);

@@ -184,7 +184,8 @@ fs::path save_checkpoint(const CheckpointParts& t, const TrainProgress& progress
         [&](const std::function<void()>& work) { meetings.run(work); });
   });
   const SavedState state = saved_state(t, progress);
-  const std::vector<std::string> texts = t.control.texts(shards_text(shards));
+  // They have the size of index.json together: no other rank needs them.
+  const std::vector<std::string> texts = t.control.texts_on_first(shards_text(shards));
   all_together(t.control, [&](Meetings& meetings) {
     if (!first) return;
     meetings.run([&] { prepare_commit(*writer, state, texts, options, [] {}); });

@@ -23,12 +23,12 @@ using Written = std::function<void(int64_t bytes)>;  // called after each part o
 // Writes one file. `write` writes the values of a piece.
 template <class Piece, class Write>
 WrittenShard write_file(const fs::path& path, TensorSet set, const std::vector<Piece>& pieces,
-                        const Write& write,
+                        int io_threads, const Write& write,
                         const std::function<void(const std::function<void()>&)>& in_background) {
   std::vector<storage::TensorInfo> infos;
   for (const ShardPiece& p : pieces) infos.push_back({p.name(), p.dtype, Shape{p.count()}});
   storage::SafetensorsWriter file(path, infos, storage::Metadata{{"format", "mtrain"}},
-                                  storage::SafetensorsWriter::Sums::beside);
+                                  storage::SafetensorsWriter::Sums::beside, io_threads);
   WrittenShard shard{.name = path.filename().string()};
   shard.index.files.push_back(shard.name);
   for (const Piece& p : pieces) {
@@ -68,7 +68,7 @@ void write_copy(storage::SafetensorsWriter& file, const HostPiece& p, const Writ
 template <class Piece, class Write>
 std::vector<WrittenShard> write_files(
     const std::map<TensorSet, std::vector<Piece>>& pieces, int rank, const fs::path& folder,
-    const Write& write, const WriteProgress& progress,
+    int io_threads, const Write& write, const WriteProgress& progress,
     const std::function<void(const std::function<void()>&)>& in_background) {
   int64_t done = 0, total = 0;
   for (const auto& [set, of_file] : pieces)
@@ -82,7 +82,7 @@ std::vector<WrittenShard> write_files(
     const auto of_file = pieces.find(set);
     if (of_file == pieces.end() || of_file->second.empty()) continue;
     shards.push_back(write_file(
-        folder / storage::shard_file_name(set, rank), set, of_file->second,
+        folder / storage::shard_file_name(set, rank), set, of_file->second, io_threads,
         [&](storage::SafetensorsWriter& file, const Piece& p) { write(file, p, written); },
         in_background));
   }
@@ -98,7 +98,7 @@ std::vector<WrittenShard> write_shards(
   std::map<TensorSet, std::vector<LivePiece>> pieces;
   for (const TensorSet set : kShardSets) pieces[set] = live_pieces(t, set);
   return write_files(
-      pieces, t.control.rank(), folder,
+      pieces, t.control.rank(), folder, t.io_threads,
       [&](storage::SafetensorsWriter& file, const LivePiece& p, const Written& written) {
         write_live(file, p, t.compute, written);
       },
@@ -106,11 +106,11 @@ std::vector<WrittenShard> write_shards(
 }
 
 std::vector<WrittenShard> write_shards(const Snapshot& snapshot, int rank, const fs::path& folder,
-                                       const WriteProgress& progress) {
+                                       int io_threads, const WriteProgress& progress) {
   snapshot.wait();
   std::map<TensorSet, std::vector<HostPiece>> pieces;
   for (const TensorSet set : kShardSets) pieces[set] = snapshot.pieces(set);
-  return write_files(pieces, rank, folder, write_copy, progress,
+  return write_files(pieces, rank, folder, io_threads, write_copy, progress,
                      [](const std::function<void()>& work) { work(); });
 }
 

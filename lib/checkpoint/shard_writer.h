@@ -30,9 +30,9 @@ std::vector<WrittenShard> write_shards(
     const WriteProgress& progress,
     const std::function<void(const std::function<void()>&)>& in_background);
 // The same with a copy of the training; `rank` is this rank. Uses no device, waits for the copy,
-// and may run in any thread.
+// and may run in any thread. `io_threads` write while it copies.
 std::vector<WrittenShard> write_shards(const Snapshot& snapshot, int rank,
-                                       const std::filesystem::path& folder,
+                                       const std::filesystem::path& folder, int io_threads,
                                        const WriteProgress& progress);
 
 // The text in which a rank sends these files to rank 0, and its reader.

@@ -32,6 +32,13 @@ std::vector<ReplicatedTensor> replicated_of(const CheckpointParts& t, bool of_mo
   return found;
 }
 
+// Ranks that own the same elements are often on the same host. They read these once from the disk,
+// through the page cache.
+storage::ReadOptions read_options(const CheckpointParts& t) {
+  return {.io_threads = t.io_threads,
+          .direct = t.copies.dense.ranks == 1 && t.copies.experts.ranks == 1};
+}
+
 // Refuses tensors that are not `used`, or whose type is not one of `types`. An unused tensor in the
 // model's file shows that it belongs to a different model, whose other weights have a different
 // meaning, too. In the optimizer's file it shows that a different optimizer saved it.
@@ -73,8 +80,8 @@ void refuse_different_run(const recipe::ModelSource& models, const std::string& 
 // names all parameters of its model.
 void load_weights(Stream& stream, model::ParamStore& params, const fs::path& folder,
                   std::set<std::string> used, const std::vector<ReplicatedTensor>& replicated,
-                  const ReadProgress& progress = {}) {
-  const auto file = open_checkpoint_tensors(folder, storage::TensorSet::weights);
+                  storage::ReadOptions options, const ReadProgress& progress) {
+  const auto file = open_checkpoint_tensors(folder, storage::TensorSet::weights, options);
   const storage::FiniteValues model(*file, storage::FiniteValues::Of::checkpoint);
   for (const ReplicatedTensor& r : replicated) used.insert(r.name);
   // Format 1 has fp32 weights alone.
@@ -96,7 +103,7 @@ void refuse_negative(const storage::ValueSource& moments, const std::string& nam
 }
 
 void load_moments(const CheckpointParts& t, const fs::path& folder) {
-  const auto file = open_checkpoint_tensors(folder, storage::TensorSet::optimizer);
+  const auto file = open_checkpoint_tensors(folder, storage::TensorSet::optimizer, read_options(t));
   const storage::FiniteValues moments(*file, storage::FiniteValues::Of::checkpoint);
   std::set<std::string> used;
   const std::vector<optim::StateTensor> state = t.optimizer.state();
@@ -107,6 +114,11 @@ void load_moments(const CheckpointParts& t, const fs::path& folder) {
   for (const ReplicatedTensor& r : replicated) used.insert(r.name);
   refuse_unknown_tensors(*file, used, {DType::f32, DType::bf16}, "model and optimizer");
   read_replicated(t.compute, replicated, moments, kOwnRecipe);
+  std::vector<storage::ExpectedRun> expected;
+  for (const model::Parameter* p : t.params.params())
+    for (const optim::StateTensor& tensor : state)
+      if (tensor.values.has(*p)) add_expected(*p, p->name + tensor.suffix, expected);
+  moments.expect(std::move(expected));
   model::ParamUploader uploader(t.compute);
   ReadBytes read(t.params, progress_of(t, "moments"));
   for (const model::Parameter* p : t.params.params()) {
@@ -135,7 +147,7 @@ void load_weights(Stream& stream, model::ParamStore& params,
                   const ReadProgress& progress) {
   std::set<std::string> used;
   for (const model::Parameter* p : params.params()) used.insert(p->name);
-  load_weights(stream, params, folder, std::move(used), replicated, progress);
+  load_weights(stream, params, folder, std::move(used), replicated, {}, progress);
 }
 
 TrainProgress read_progress(const recipe::ModelSource& models, const fs::path& folder) {
@@ -183,7 +195,7 @@ storage::TrainState load_model(const CheckpointParts& t, const fs::path& folder,
     std::set<std::string> used;
     for (const spec::TensorSpec& p : t.parameters) used.insert(p.name);
     load_weights(t.compute, t.params, folder, std::move(used), replicated_of(t, true),
-                 progress_of(t, "weights"));
+                 read_options(t), progress_of(t, "weights"));
     // Weights that are gathered in 8 bits are quantized with these scales.
     if (t.quantizer && state.contains(kFloat8Scales))
       t.quantizer->restore(t.compute, state.text(kFloat8Scales));

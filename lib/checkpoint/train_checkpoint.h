@@ -18,6 +18,7 @@
 #include "optim/optimizer.h"
 #include "plan/saved_recipe.h"
 #include "spec/tensors.h"
+#include "storage/block_writer.h"
 #include "storage/checkpoint_dir.h"
 #include "storage/state.h"
 
@@ -40,6 +41,7 @@ struct CheckpointParts {
   // Called from time to time while this rank reads or writes. `what` is "weights", "moments"
   // or "checkpoint"; `done` and `total` are bytes. May be empty.
   std::function<void(std::string_view what, int64_t done, int64_t total)> progress = {};
+  int io_threads = storage::kIoThreads;  // that read and write files
 };
 
 struct TrainProgress {

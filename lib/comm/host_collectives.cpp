@@ -1,6 +1,7 @@
 #include "comm/host_collectives.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace mtrain::comm {
 
@@ -33,27 +34,55 @@ std::vector<bool> HostCollectives::any_of(const std::vector<bool>& own) const {
   return {all.begin(), all.end()};
 }
 
+std::vector<int64_t> HostCollectives::lengths(const std::string& own) const {
+  const Tensor in = Tensor::from_host<int64_t>(*stream_, {1}, {int64_t(own.size())}),
+               out = Tensor::empty(*stream_, {size_}, in.dtype(), device::MemoryCategory::buffers);
+  world_group_.all_gather(in, out, *stream_);
+  compute_->wait(stream_->record());
+  return out.to_host<int64_t>(*stream_);
+}
+
 std::vector<std::string> HostCollectives::texts(const std::string& own) const {
   if (size_ == 1) return {own};
-  const auto all = [&](const auto& values) {
-    using T = typename std::decay_t<decltype(values)>::value_type;
-    const auto n = int64_t(values.size());
-    const Tensor in = Tensor::from_host(*stream_, {n}, values),
-                 out = Tensor::empty(*stream_, {n * size_}, in.dtype(),
-                                     device::MemoryCategory::buffers);
-    world_group_.all_gather(in, out, *stream_);
-    compute_->wait(stream_->record());
-    return out.to_host<T>(*stream_);
-  };
-  const std::vector<int64_t> lengths = all(std::vector<int64_t>{int64_t(own.size())});
-  const int64_t longest = std::max<int64_t>(1, *std::ranges::max_element(lengths));
+  const std::vector<int64_t> all = lengths(own);
+  const int64_t longest = std::max<int64_t>(1, *std::ranges::max_element(all));
   std::vector<uint8_t> padded(own.begin(), own.end());
   padded.resize(size_t(longest));
-  const std::vector<uint8_t> bytes = all(padded);
+  const Tensor in = Tensor::from_host(*stream_, {longest}, padded),
+               out = Tensor::empty(*stream_, {longest * size_}, in.dtype(),
+                                   device::MemoryCategory::buffers);
+  world_group_.all_gather(in, out, *stream_);
+  compute_->wait(stream_->record());
+  const std::vector<uint8_t> bytes = out.to_host<uint8_t>(*stream_);
   std::vector<std::string> texts;
   for (int r = 0; r < size_; ++r) {
     const auto begin = bytes.begin() + r * longest;
-    texts.emplace_back(begin, begin + lengths[size_t(r)]);
+    texts.emplace_back(begin, begin + all[size_t(r)]);
+  }
+  return texts;
+}
+
+std::vector<std::string> HostCollectives::texts_on_first(const std::string& own) const {
+  if (size_ == 1) return {own};
+  const bool first = rank_ == 0;
+  const std::vector<int64_t> all = lengths(own), none(size_t(size_), 0);
+  std::vector<int64_t> sends = none;
+  sends[0] = int64_t(own.size());
+  std::vector<uint8_t> bytes(own.begin(), own.end());
+  bytes.resize(std::max<size_t>(1, bytes.size()));  // no tensor is empty
+  const int64_t received = first ? std::accumulate(all.begin(), all.end(), int64_t{0}) : 0;
+  const Tensor in = Tensor::from_host(*stream_, {int64_t(bytes.size())}, bytes),
+               out = Tensor::empty(*stream_, {std::max<int64_t>(1, received)}, in.dtype(),
+                                   device::MemoryCategory::buffers);
+  world_group_.all_to_all(in, sends, out, first ? all : none, *stream_);
+  compute_->wait(stream_->record());
+  std::vector<std::string> texts;
+  if (!first) return texts;
+  const std::vector<uint8_t> gathered = out.to_host<uint8_t>(*stream_);
+  auto begin = gathered.begin();
+  for (const int64_t length : all) {
+    texts.emplace_back(begin, begin + length);
+    begin += length;
   }
   return texts;
 }

@@ -23,8 +23,12 @@ class HostCollectives {
   std::vector<bool> any_of(const std::vector<bool>& own) const;
   int64_t least(int64_t own) const;  // the smallest of all ranks' values
   std::vector<std::string> texts(const std::string& own) const;  // every rank's text, by rank
+  // The same on rank 0 alone; nothing on the others, which receive no text.
+  std::vector<std::string> texts_on_first(const std::string& own) const;
 
  private:
+  std::vector<int64_t> lengths(const std::string& own) const;  // of all ranks' texts
+
   int rank_, size_;
   Group world_group_;
   Stream *compute_, *stream_ = nullptr;  // stream_ is null in a job of one rank

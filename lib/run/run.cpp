@@ -372,7 +372,10 @@ class Training {
   // Continues, or begins, the files of the run.
   void begin_files(const std::vector<std::string>& job_ids) {
     identity_->read_rest();
-    for (const auto& line : set_aside_abandoned(plan_.folders, start_)) note(line);
+    for (const auto& line : set_aside_abandoned(plan_.folders, start_, [&] {
+           if (lock_) lock_->hold_checkpoints();
+         }))
+      note(line);
     write_job(plan_.folders, job_ids, job_.restarts, start_);
     if (plan_.checkpoint.keep_best > 0) find_best();
   }

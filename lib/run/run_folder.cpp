@@ -206,13 +206,15 @@ void make_run_folder(const plan::FolderOptions& f) {
 }
 
 std::vector<std::string> set_aside_abandoned(const plan::FolderOptions& f,
-                                             const std::optional<storage::CheckpointRef>& start) {
+                                             const std::optional<storage::CheckpointRef>& start,
+                                             const std::function<void()>& renaming) {
   if (!start || !is_own_checkpoint(f, *start)) {
     if (!has_metrics(f)) return {};
     return {put_aside(metrics_path(f))};
   }
   const auto later = storage::checkpoints_after(f.checkpoint_dir, start->step);
   if (later.empty()) return {};
+  if (renaming) renaming();
   std::vector<std::string> lines;
   if (has_metrics(f)) lines.push_back(put_aside(metrics_path(f), /*copy=*/true));
   storage::set_latest(f.checkpoint_dir,

@@ -2,6 +2,7 @@
 // never removes files of another run.
 #pragma once
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -45,9 +46,10 @@ void make_run_folder(const plan::FolderOptions& folders);
 // Keeps, under other names, the files that a run abandons when it starts from `start`. It renames
 // the checkpoints of later steps, and copies the metrics. For a new run it renames existing
 // metrics. Returns a line for the log about each file. Call it after `start` has been loaded, and
-// before anything is written.
+// before anything is written. Calls `renaming` before it renames checkpoints.
 std::vector<std::string> set_aside_abandoned(const plan::FolderOptions& folders,
-                                             const std::optional<storage::CheckpointRef>& start);
+                                             const std::optional<storage::CheckpointRef>& start,
+                                             const std::function<void()>& renaming = {});
 
 // Records in the run folder that its files, and those in the folder of checkpoints, now belong to
 // this job. `job_ids` are the ids of all ranks; any of them identifies the job to

@@ -1,6 +1,7 @@
 // Gives a run exclusive use of its folders: the run folder, and the folder of checkpoints if it
 // saves any.
 #pragma once
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <string>
@@ -25,11 +26,22 @@ class RunLock {
   RunLock(const RunLock&) = delete;
   RunLock& operator=(const RunLock&) = delete;
 
+  // Takes the folder of checkpoints, if this run saves none and has not taken it yet: it will
+  // rename some. Throws UserError if another run saves there, or if the folder cannot be written.
+  void hold_checkpoints();
+
   // These throw RunError if another run has taken a folder. The second one accesses no file.
   void require_held();
   void require_held_lately() const;
 
  private:
+  void hold(const std::filesystem::path& folder, const char* setting);
+
+  const plan::FolderOptions folders_;
+  const launch::Job job_;
+  const std::function<void(const std::string&)> waiting_;
+  bool holds_checkpoints_;
+  bool leased_ = false;
   std::vector<std::unique_ptr<storage::FolderLock>> locks_;
 };
 

@@ -17,6 +17,9 @@ namespace {
 
 constexpr const char *kNone = "none", *kFrom = "from", *kDamaged = "damaged", *kSound = "sound";
 
+// How often a checkpoint may be damaged at the first reading, and sound at the second one.
+constexpr int kMostSound = 4;
+
 int64_t number_in(const std::string& text) {
   int64_t value = -1;
   std::from_chars(text.data(), text.data() + text.size(), value);
@@ -40,7 +43,7 @@ ClaimedStart claim_start(const plan::FolderOptions& folders, const launch::Job& 
 }
 
 std::optional<storage::CheckpointRef> StartChoice::agree(ClaimedStart claimed) {
-  for (;;) {
+  for (int sound = 0;;) {
     std::string own;
     if (lock_) {
       if (claimed.damaged)
@@ -63,6 +66,11 @@ std::optional<storage::CheckpointRef> StartChoice::agree(ClaimedStart claimed) {
     }
     MT_CHECK(lines[0] == kDamaged && lines.size() == 3, "{}", lines[0]);
     const bool proven = confirmed(lines[2], number_in(lines[1]));
+    if (!proven && ++sound == kMostSound)
+      throw RunError(
+          fmt::format("{} is damaged, and sound when it is read again, {} times in a row", lines[2],
+                      sound),
+          "check the memory and the disks of these hosts; nothing was changed");
     if (lock_) claimed = proven ? set_aside(*claimed.damaged) : claim_start(folders_, job_);
   }
 }
@@ -110,6 +118,7 @@ bool StartChoice::confirmed(const fs::path& file, int64_t block) const {
 // Renames the damaged checkpoint, and claims the one before it.
 ClaimedStart StartChoice::set_aside(const DamagedStart& damage) const {
   lock_->require_held();
+  lock_->hold_checkpoints();
   const fs::path kept = storage::set_aside_damaged(damage.checkpoint());
   ClaimedStart next = claim_start(folders_, job_);
   std::string then = "an earlier one is tried";

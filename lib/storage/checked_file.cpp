@@ -42,9 +42,12 @@ RandomAccessFile open_file(const fs::path& path) {
 
 }  // namespace
 
-CheckedFile::CheckedFile(const fs::path& path) : CheckedFile(path, sums_of(path)) {}
+CheckedFile::CheckedFile(const fs::path& path)
+    : CheckedFile(path, sums_of(path), std::make_shared<BlockCache>(kKeptBlocks), 0) {}
 
-CheckedFile::CheckedFile(const fs::path& path, const std::string& sums) : file_(open_file(path)) {
+CheckedFile::CheckedFile(const fs::path& path, const std::string& sums,
+                         std::shared_ptr<BlockCache> cache, int64_t number)
+    : file_(open_file(path)), cache_(std::move(cache)), number_(number) {
   if (sums.empty()) return;
   sums_.emplace(path, sums);
   content_ = content_hash(sums);
@@ -53,70 +56,32 @@ CheckedFile::CheckedFile(const fs::path& path, const std::string& sums) : file_(
         path, fmt::format("it has {} bytes and was saved with {}", file_.size(), sums_->bytes()));
 }
 
-class CheckedFile::Reader {
- public:
-  Reader(const CheckedFile& file, int64_t index, std::string_view what)
-      : file_(file), block_(open(index)) {
-    try {
-      fill(what);
-    } catch (...) {
-      close();
-      throw;
-    }
-  }
-  ~Reader() { close(); }
-  Reader(const Reader&) = delete;
-  Reader& operator=(const Reader&) = delete;
+// Reads and checks a block. Returns its bytes.
+size_t CheckedFile::fill(int64_t block, std::byte* memory, std::string_view what) const {
+  const auto bytes = size_t(sums_->size_of(block));
+  if (cache_->direct())
+    file_.read_block(block * kSumsBlock, bytes, memory, what);
+  else
+    file_.read_at_once(block * kSumsBlock, bytes, memory, what);
+  sums_->check(block, {memory, bytes});
+  return bytes;
+}
 
-  std::span<const std::byte> content() const { return {block_->memory.get(), block_->bytes}; }
+BlockCache::Hold CheckedFile::read_ahead(int64_t block) const {
+  return cache_->get(
+      {number_, block}, [&](std::byte* memory) { return fill(block, memory, "the bytes"); },
+      BlockCache::Use::ahead);
+}
 
- private:
-  std::list<Block>::iterator open(int64_t index) {
-    const std::scoped_lock lock(file_.mutex_);
-    auto& kept = file_.kept_;
-    auto at = std::ranges::find(kept, index, &Block::index);
-    if (at == kept.end() && kept.size() >= kKeptBlocks) {
-      // The memory of the least recently used block is reused.
-      const auto oldest = std::ranges::find(kept.rbegin(), kept.rend(), 0, &Block::readers);
-      if (oldest != kept.rend()) {
-        at = std::prev(oldest.base());
-        at->index = index;
-        at->bytes = 0;
-      }
-    }
-    if (at == kept.end())
-      kept.emplace_front().index = index;
-    else
-      kept.splice(kept.begin(), kept, at);
-    ++kept.front().readers;
-    return kept.begin();
-  }
-
-  void fill(std::string_view what) {
-    const std::scoped_lock lock(block_->reading);
-    if (block_->bytes > 0) return;
-    if (!block_->memory) block_->memory = std::make_unique_for_overwrite<std::byte[]>(kSumsBlock);
-    const auto bytes = size_t(file_.sums_->size_of(block_->index));
-    file_.file_.read(block_->index * kSumsBlock, bytes, block_->memory.get(), what);
-    file_.sums_->check(block_->index, {block_->memory.get(), bytes});
-    block_->bytes = bytes;
-  }
-
-  void close() {
-    const std::scoped_lock lock(file_.mutex_);
-    if (--block_->readers == 0 && file_.kept_.size() > kKeptBlocks) file_.kept_.erase(block_);
-  }
-
-  const CheckedFile& file_;
-  const std::list<Block>::iterator block_;
-};
-
-void CheckedFile::read(int64_t at, size_t bytes, void* to, std::string_view what) const {
+void CheckedFile::read(int64_t at, size_t bytes, void* to, std::string_view what,
+                       BlockCache::Use use) const {
   if (!sums_) return file_.read(at, bytes, to, what);
   MT_CHECK(at >= 0 && at + int64_t(bytes) <= size(), "bytes {} + {} of {}", at, bytes, size());
   for (char* next = static_cast<char*>(to); bytes > 0;) {
-    const Reader reader(*this, at / kSumsBlock, what);
-    const auto from = reader.content().subspan(size_t(at % kSumsBlock));
+    const int64_t block = at / kSumsBlock;
+    const BlockCache::Hold hold = cache_->get(
+        {number_, block}, [&](std::byte* memory) { return fill(block, memory, what); }, use);
+    const auto from = hold.content().subspan(size_t(at % kSumsBlock));
     const size_t n = std::min(bytes, from.size());
     std::memcpy(next, from.data(), n);
     next += n, at += int64_t(n), bytes -= n;

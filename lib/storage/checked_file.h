@@ -1,13 +1,12 @@
 // A file whose bytes are checked before they are returned, if there are checksums of it.
 #pragma once
 #include <filesystem>
-#include <list>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string_view>
 
 #include "base/file.h"
+#include "storage/block_cache.h"
 #include "storage/file_sums.h"
 
 namespace mtrain::storage {
@@ -20,7 +19,9 @@ class CheckedFile {
   // DamagedFile if its manifest or checksums are damaged, or if its size differs.
   explicit CheckedFile(const std::filesystem::path& path);
   // The same with the content of the .sums file, which is not looked for; empty: without checks.
-  CheckedFile(const std::filesystem::path& path, const std::string& sums);
+  // Blocks are kept in `cache`, where this file has `number`.
+  CheckedFile(const std::filesystem::path& path, const std::string& sums,
+              std::shared_ptr<BlockCache> cache, int64_t number);
 
   const std::filesystem::path& path() const { return file_.path(); }
   int64_t size() const { return file_.size(); }
@@ -28,26 +29,22 @@ class CheckedFile {
   const std::string& content() const { return content_; }
   // Reads like RandomAccessFile::read(). Throws DamagedFile, which names the block of 4 MiB, if the
   // bytes differ from those that were saved.
-  void read(int64_t at, size_t bytes, void* to, std::string_view what) const;
+  void read(int64_t at, size_t bytes, void* to, std::string_view what,
+            BlockCache::Use use = BlockCache::Use::now) const;
+
+  // Reads a block before read() needs it. The file must have checksums.
+  BlockCache::Hold read_ahead(int64_t block) const;
+  bool has_sums() const { return sums_.has_value(); }
 
  private:
-  // A block in memory. Readers copy from it: the bytes that they get are those that were checked.
-  struct Block {
-    int64_t index = 0;
-    std::mutex reading;
-    std::unique_ptr<std::byte[]> memory;  // of a full block
-    size_t bytes = 0;                     // 0 until they are read and checked
-    int readers = 0;                      // guarded by mutex_
-  };
-  // A reader of one block. While it lives, the block's memory is not reused for another block.
-  class Reader;
+  size_t fill(int64_t block, std::byte* memory, std::string_view what) const;
 
   RandomAccessFile file_;
   std::optional<FileSums> sums_;
   std::string content_;
-  mutable std::mutex mutex_;
-  // The blocks that are in use and those used recently, the most recent in front.
-  mutable std::list<Block> kept_;
+  // Readers copy from its blocks: the bytes that they get are those that were checked.
+  std::shared_ptr<BlockCache> cache_;
+  int64_t number_ = 0;
 };
 
 }  // namespace mtrain::storage

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "storage/checkpoint_dir.h"
 #include "storage/checkpoint_tensors.h"
+#include "storage/read_mark.h"
 
 namespace mtrain::storage {
 
@@ -20,7 +21,7 @@ namespace {
 
 // The tensors of a checkpoint, by name.
 struct TensorsByName {
-  explicit TensorsByName(const fs::path& folder) {
+  explicit TensorsByName(const fs::path& folder) : reading(folder) {
     if (!complete_checkpoint(folder))
       throw UserError(fmt::format("{} is not a checkpoint", folder.string()),
                       "give a checkpoint such as runs/a/checkpoints/step-00000120");
@@ -29,6 +30,7 @@ struct TensorsByName {
       files.push_back(std::move(file));
     }
   }
+  const ReadMark reading;
   std::vector<std::unique_ptr<CheckpointTensors>> files;
   std::map<std::string, const CheckpointTensors*> tensors;
 };

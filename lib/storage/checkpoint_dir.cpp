@@ -10,6 +10,7 @@
 #include <cstring>
 #include <set>
 #include <system_error>
+#include <thread>
 #include <vector>
 
 #include "base/content_hash.h"
@@ -81,6 +82,7 @@ void check_files(const fs::path& folder, const Manifest& manifest) {
   for (const auto& [name, bytes] : manifest.sizes) {
     if (name == kRecipeCopy) continue;
     const fs::path file = folder / name;
+    require_no_link(folder, name);
     require_present(file);
     const auto size = fs::file_size(file, error);
     if (error) throw RunError(fmt::format("cannot look at {}: {}", file.string(), error.message()));
@@ -292,7 +294,25 @@ fs::path CheckpointWriter::commit() {
   return final_;
 }
 
+// Waits while a program reads an earlier checkpoint of this step: it opens files by their names,
+// and would mix those of both.
+void CheckpointWriter::await_readers() const {
+  constexpr std::chrono::milliseconds kPause{50};
+  const auto end = std::chrono::steady_clock::now() + patience_;
+  while (is_being_read(final_)) {
+    if (std::chrono::steady_clock::now() >= end) {
+      log::warn(
+          fmt::format("{} is saved again while a program reads it: that program may find it "
+                      "damaged, and must then read it again",
+                      final_.string()));
+      return;
+    }
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
 void CheckpointWriter::move_into_place() {
+  await_readers();
   if (::rename(temporary_.c_str(), final_.c_str()) == 0) {
     committed_ = true;
     return;

@@ -3,6 +3,7 @@
 // renames the folder. The file `<root>/latest` names the newest checkpoint. If the best checkpoints
 // are kept, the link `<root>/best` leads to the one with the lowest validation loss.
 #pragma once
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -53,10 +54,14 @@ class CheckpointWriter {
   // it to kill the process there.
   void set_step_hook(std::function<void(std::string_view)> hook) { hook_ = std::move(hook); }
 
+  // How long commit() waits for programs that read a checkpoint which it replaces.
+  void set_patience(std::chrono::milliseconds patience) { patience_ = patience; }
+
  private:
   void step(std::string_view name) const {
     if (hook_) hook_(name);
   }
+  void await_readers() const;
   void move_into_place();
   void delete_old() const;
 
@@ -69,6 +74,7 @@ class CheckpointWriter {
   std::optional<CheckpointIndex> index_;
   std::map<std::string, std::string> sums_;
   std::function<void(std::string_view)> hook_;
+  std::chrono::milliseconds patience_ = std::chrono::seconds(60);
 };
 
 // Returns the newest checkpoint in `root`, that of the highest step; nothing if `root` holds no

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "storage/checkpoint_dir.h"
 #include "storage/file_sums.h"
+#include "storage/read_mark.h"
 #include "storage/temporary_checkpoint.h"
 
 namespace mtrain::storage {
@@ -54,6 +55,7 @@ std::vector<ListedCheckpoint> listed_checkpoints(const fs::path& root) {
     const int64_t step = parse_step(name.substr(0, name.find('.')));
     if (step < 0) continue;
     ListedCheckpoint c{.path = it->path(), .step = step};
+    const ReadMark reading(c.path);
     if (is_temporary_checkpoint(name))
       c.state = State::temporary;
     else if (parse_step(name) < 0)
@@ -61,6 +63,7 @@ std::vector<ListedCheckpoint> listed_checkpoints(const fs::path& root) {
     else
       check_listed(c);
     measure(c);
+    if (c.state == State::complete) c.validation_loss = validation_loss(c.path);
     all.push_back(std::move(c));
   }
   if (error) throw RunError(fmt::format("cannot list {}: {}", root.string(), error.message()));
@@ -69,7 +72,6 @@ std::vector<ListedCheckpoint> listed_checkpoints(const fs::path& root) {
   });
   for (ListedCheckpoint& c : all) {
     if (c.state != State::complete) continue;
-    c.validation_loss = validation_loss(c.path);
     c.latest = named.latest == c.step, c.best = named.best == c.step;
   }
   return all;

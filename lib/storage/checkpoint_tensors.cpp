@@ -41,9 +41,10 @@ fs::path single_file(const fs::path& folder, TensorSet set) {
 
 }  // namespace
 
-std::unique_ptr<CheckpointTensors> open_checkpoint_tensors(const fs::path& folder, TensorSet set) {
+std::unique_ptr<CheckpointTensors> open_checkpoint_tensors(const fs::path& folder, TensorSet set,
+                                                           ReadOptions options) {
   if (manifest_path(folder).filename() == kIndexJson)
-    return std::make_unique<ShardReader>(folder, set);
+    return std::make_unique<ShardReader>(folder, set, options);
   return std::make_unique<SingleFile>(single_file(folder, set));
 }
 

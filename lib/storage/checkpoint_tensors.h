@@ -30,11 +30,18 @@ class CheckpointTensors : public ValueSource {
   virtual std::string fingerprint() const = 0;
 };
 
+// How a checkpoint of format 2 is read.
+struct ReadOptions {
+  int io_threads = kIoThreads;  // that read ahead, if the reader announces what it needs
+  // Reads past the page cache. That is fastest, but each reader of the same blocks reads the disk.
+  bool direct = false;
+};
+
 // Opens the weights, or the optimizer's state, of the checkpoint in `folder`, which may be of
 // format 1 or 2. Throws UserError if the folder has none, RunError for damaged files; both name the
 // file.
 std::unique_ptr<CheckpointTensors> open_checkpoint_tensors(const std::filesystem::path& folder,
-                                                           TensorSet set);
+                                                           TensorSet set, ReadOptions options = {});
 // Opens the weights, and the optimizer's state if the checkpoint has any: imported weights have
 // none.
 std::map<TensorSet, std::unique_ptr<CheckpointTensors>> open_all_checkpoint_tensors(

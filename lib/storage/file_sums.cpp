@@ -31,6 +31,10 @@ bool is_sums_text(std::string_view text) {
   return text.starts_with(fmt::format("{} {} ", kMethod, kSumsBlock));
 }
 
+std::string sums_text(int64_t bytes, std::string_view lines) {
+  return first_line(bytes).append(lines);
+}
+
 void SumsBuilder::add(const void* data, size_t bytes) {
   const char* next = static_cast<const char*>(data);
   while (bytes > 0) {
@@ -50,7 +54,7 @@ void SumsBuilder::end_block() {
 
 std::string SumsBuilder::text() {
   if (in_block_ > 0) end_block();
-  return first_line(bytes_) + lines_;
+  return sums_text(bytes_, lines_);
 }
 
 std::string make_sums(const fs::path& file) {

@@ -21,6 +21,9 @@ std::filesystem::path sums_path(const std::filesystem::path& file);
 // Whether the text of a .sums file begins like mtrain's. Other programs use the extension, too.
 bool is_sums_text(std::string_view text);
 
+// Returns the content of a .sums file: `lines` has a line for each block.
+std::string sums_text(int64_t bytes, std::string_view lines);
+
 // Computes the checksums of bytes that are added piece by piece.
 class SumsBuilder {
  public:

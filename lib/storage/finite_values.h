@@ -2,6 +2,8 @@
 #pragma once
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "base/thread_pool.h"
 #include "storage/value_source.h"
@@ -21,6 +23,7 @@ class FiniteValues : public ValueSource {
   Shape shape(std::string_view name) const override { return from_.shape(name); }
   std::string origin(std::string_view name) const override { return from_.origin(name); }
   bool finite() const override { return true; }
+  void expect(std::vector<ExpectedRun> runs) const override { from_.expect(std::move(runs)); }
   void read(std::string_view name, int64_t first, int64_t count, float* values) const override;
 
  private:

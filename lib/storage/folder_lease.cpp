@@ -35,7 +35,7 @@ FolderLease::~FolderLease() {
   renewer_.join();
 }
 
-std::chrono::nanoseconds file_system_now(const fs::path& prefix) {
+std::optional<std::chrono::nanoseconds> file_system_now(const fs::path& prefix) {
   std::string name = prefix.string() + ".XXXXXX";
   const int probe = ::mkostemp(name.data(), O_CLOEXEC);
   struct stat info {};
@@ -44,13 +44,14 @@ std::chrono::nanoseconds file_system_now(const fs::path& prefix) {
     ::close(probe);
     ::unlink(name.c_str());
   }
-  return known ? modified_at(info) : std::chrono::system_clock::now().time_since_epoch();
+  return known ? std::optional(modified_at(info)) : std::nullopt;
 }
 
 std::chrono::nanoseconds age_of(const fs::path& path) {
   struct stat info {};
   if (::lstat(path.c_str(), &info) != 0) return std::chrono::nanoseconds(0);
-  return file_system_now(path.parent_path() / ".clock") - modified_at(info);
+  const auto now = file_system_now(path.parent_path() / ".clock");
+  return now ? *now - modified_at(info) : std::chrono::nanoseconds(0);
 }
 
 }  // namespace mtrain::storage

@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <filesystem>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 namespace mtrain::storage {
@@ -33,7 +34,7 @@ class FolderLease {
 std::chrono::nanoseconds age_of(const std::filesystem::path& path);
 
 // Returns the time of the clock of the file system, from a new file whose name begins with
-// `prefix`.
-std::chrono::nanoseconds file_system_now(const std::filesystem::path& prefix);
+// `prefix`; nothing if no file can be made there. The clock of this host may differ from it.
+std::optional<std::chrono::nanoseconds> file_system_now(const std::filesystem::path& prefix);
 
 }  // namespace mtrain::storage

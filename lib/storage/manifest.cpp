@@ -215,6 +215,17 @@ void write_manifest(const fs::path& folder, int64_t step) {
   write_with_checksum(folder / kManifest, std::move(manifest));
 }
 
+void require_no_link(const fs::path& folder, const std::string& name) {
+  fs::path path = folder;
+  std::error_code error;
+  for (const fs::path& part : fs::path(name)) {
+    path /= part;
+    if (fs::is_symlink(path, error))
+      throw RunError(fmt::format("{} is a link, and a checkpoint has files alone", path.string()),
+                     "copy the file into the checkpoint, under the link's name");
+  }
+}
+
 std::string checked_sums(const fs::path& folder, const Manifest& manifest,
                          const std::string& name) {
   const fs::path path = sums_path(folder / name);

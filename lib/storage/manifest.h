@@ -39,6 +39,10 @@ Manifest read_manifest(const std::filesystem::path& folder);
 // Writes the manifest of the files in the folder, and the missing .sums files. Throws RunError.
 void write_manifest(const std::filesystem::path& folder, int64_t step);
 
+// Throws RunError if the file `name` of the folder is a link, or is in one: a save makes none, and
+// the files of another folder are not those of the checkpoint.
+void require_no_link(const std::filesystem::path& folder, const std::string& name);
+
 // Returns the checked content of the .sums file of `name`, a file in the folder. Throws RunError if
 // it is missing or damaged.
 std::string checked_sums(const std::filesystem::path& folder, const Manifest& manifest,

@@ -16,6 +16,7 @@
 #include "base/file.h"
 #include "base/shape.h"
 #include "base/span.h"
+#include "storage/block_writer.h"
 #include "storage/checked_file.h"
 #include "storage/value_source.h"
 #include "tensor/tensor.h"
@@ -51,8 +52,10 @@ struct StoredTensor {
 class SafetensorsReader : public ValueSource {
  public:
   explicit SafetensorsReader(const std::filesystem::path& path);
-  // The same with the content of the file's .sums file (CheckedFile).
-  SafetensorsReader(const std::filesystem::path& path, const std::string& sums);
+  // The same with the content of the file's .sums file, and blocks in `cache` under `number`
+  // (CheckedFile).
+  SafetensorsReader(const std::filesystem::path& path, const std::string& sums,
+                    std::shared_ptr<BlockCache> cache, int64_t number);
 
   const std::filesystem::path& path() const { return file_.path(); }
   const std::vector<StoredTensor>& tensors() const { return tensors_; }  // in the file's order
@@ -67,6 +70,10 @@ class SafetensorsReader : public ValueSource {
   std::string origin(std::string_view name) const override;
   // Accepts tensors of F32, BF16, F16 and F64; F64 is rounded to fp32.
   void read(std::string_view name, int64_t first, int64_t count, float* values) const override;
+  // The same for a tensor of this file that info() has returned.
+  void read(const StoredTensor& tensor, int64_t first, int64_t count, float* values) const;
+  // The file and its blocks.
+  const CheckedFile& file() const { return file_; }
   // Copies bytes [first, first + bytes) of the tensor's data, of any type.
   void read_bytes(std::string_view name, int64_t first, int64_t bytes, void* to) const;
 
@@ -92,9 +99,11 @@ class SafetensorsWriter {
   enum class Sums { none, beside };
   static constexpr int64_t kCopiedAtOnce = 16ll << 20;  // bytes, from the device to the host
 
-  // With Sums::beside, commit() also writes the checksums of the file, beside it.
+  // With Sums::beside, commit() also writes the checksums of the file, beside it. `io_threads`
+  // write while the caller copies (BlockWriter).
   SafetensorsWriter(const std::filesystem::path& path, std::vector<TensorInfo> tensors,
-                    const Metadata& metadata = {}, Sums sums = Sums::none);
+                    const Metadata& metadata = {}, Sums sums = Sums::none,
+                    int io_threads = kIoThreads);
 
   void write(std::string_view name, ConstSpan host);
   // Copies the tensor through the host piece by piece, and waits for the work on `stream`. Calls
@@ -111,7 +120,8 @@ class SafetensorsWriter {
   void commit();  // throws RunError (the disk is full, ...)
 
  private:
-  void put(const void* data, size_t bytes);
+  SafetensorsWriter(const std::string& header, const std::filesystem::path& path,
+                    std::vector<TensorInfo> tensors, Sums sums, int io_threads);
   void expect(std::string_view name, DType dtype, int64_t count);
   void copy(const Tensor& part, Stream& stream, const std::function<void()>& after_piece);
   // Counts the next elements of a tensor, which has this name and type.
@@ -120,9 +130,9 @@ class SafetensorsWriter {
   void begin(std::string_view name, DType dtype);
 
   const std::filesystem::path path_;
-  AtomicFile file_;
-  std::optional<SumsBuilder> sums_;
+  const Sums sums_;
   std::vector<TensorInfo> tensors_;
+  BlockWriter file_;
   size_t next_ = 0;
   int64_t missing_ = 0;  // elements of the current tensor that write_part() has not got yet
 };

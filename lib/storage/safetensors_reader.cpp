@@ -25,14 +25,16 @@ SafetensorsHeader header_of(const CheckedFile& file) {
     throw fail(fmt::format("it has {} bytes, fewer than the {} of a header length", file.size(),
                            kSafetensorsLengthBytes));
   uint64_t length = 0;
-  file.read(0, sizeof(length), &length, "the header");
+  // No element is needed yet (BlockCache).
+  constexpr auto kAhead = BlockCache::Use::ahead;
+  file.read(0, sizeof(length), &length, "the header", kAhead);
   if (length > uint64_t(kLargestSafetensorsHeader))
     throw fail(fmt::format("its header claims {} bytes; the format allows {}", length,
                            kLargestSafetensorsHeader));
   if (length > uint64_t(rest))
     throw fail(fmt::format("its header claims {} bytes, but only {} follow", length, rest));
   std::string text(length, '\0');
-  file.read(kSafetensorsLengthBytes, text.size(), text.data(), "the header");
+  file.read(kSafetensorsLengthBytes, text.size(), text.data(), "the header", kAhead);
   return parse_safetensors_header(file.path(), text, rest - int64_t(length));
 }
 
@@ -57,8 +59,9 @@ SafetensorsReader::SafetensorsReader(const std::filesystem::path& path) : file_(
   read_header();
 }
 
-SafetensorsReader::SafetensorsReader(const std::filesystem::path& path, const std::string& sums)
-    : file_(path, sums) {
+SafetensorsReader::SafetensorsReader(const std::filesystem::path& path, const std::string& sums,
+                                     std::shared_ptr<BlockCache> cache, int64_t number)
+    : file_(path, sums, std::move(cache), number) {
   read_header();
 }
 
@@ -113,9 +116,13 @@ void SafetensorsReader::read_bytes(std::string_view name, int64_t first, int64_t
 
 void SafetensorsReader::read(std::string_view name, int64_t first, int64_t count,
                              float* values) const {
-  const StoredTensor& t = info(name);
+  read(info(name), first, count, values);
+}
+
+void SafetensorsReader::read(const StoredTensor& t, int64_t first, int64_t count,
+                             float* values) const {
   MT_CHECK(first >= 0 && count >= 0 && count <= t.count() - first, "elements {} + {} of {} of {}",
-           first, count, t.count(), name);
+           first, count, t.count(), t.name);
   const auto convert = [&]<class T>() {
     constexpr int64_t kSize = sizeof(T), kPiece = kReadAtOnce / kSize;
     alignas(64) std::byte piece[kReadAtOnce];
@@ -130,7 +137,7 @@ void SafetensorsReader::read(std::string_view name, int64_t first, int64_t count
   if (t.dtype == DType::f16) return convert.operator()<f16>();
   if (t.dtype == DType::f64) return convert.operator()<double>();
   throw UserError(
-      fmt::format("{} has dtype {}, which mtrain does not compute with", origin(name), t.type),
+      fmt::format("{} has dtype {}, which mtrain does not compute with", origin(t.name), t.type),
       "convert it to F32, BF16 or F16; a quantized model must be dequantized first");
 }
 

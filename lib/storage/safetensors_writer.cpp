@@ -8,6 +8,7 @@
 #include "base/math.h"
 #include "storage/safetensors.h"
 #include "storage/safetensors_dtype.h"
+#include "storage/safetensors_header.h"
 
 namespace mtrain::storage {
 namespace {
@@ -34,22 +35,28 @@ std::string make_header(const std::vector<TensorInfo>& tensors, const Metadata& 
   return text;
 }
 
+int64_t file_bytes(const std::vector<TensorInfo>& tensors, const std::string& header) {
+  int64_t bytes = kSafetensorsLengthBytes + int64_t(header.size());
+  for (const TensorInfo& t : tensors) bytes += t.bytes();
+  return bytes;
+}
+
 }  // namespace
 
 SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path,
                                      std::vector<TensorInfo> tensors, const Metadata& metadata,
-                                     Sums sums)
-    : path_(path), file_(path), tensors_(std::move(tensors)) {
-  if (sums == Sums::beside) sums_.emplace();
-  const std::string header = make_header(tensors_, metadata);
-  const uint64_t length = header.size();
-  put(&length, sizeof(length));
-  put(header.data(), header.size());
-}
+                                     Sums sums, int io_threads)
+    : SafetensorsWriter(make_header(tensors, metadata), path, tensors, sums, io_threads) {}
 
-void SafetensorsWriter::put(const void* data, size_t bytes) {
-  if (sums_) sums_->add(data, bytes);
-  file_.write(data, bytes);
+SafetensorsWriter::SafetensorsWriter(const std::string& header, const std::filesystem::path& path,
+                                     std::vector<TensorInfo> tensors, Sums sums, int io_threads)
+    : path_(path),
+      sums_(sums),
+      tensors_(std::move(tensors)),
+      file_(path, file_bytes(tensors_, header), io_threads, sums == Sums::beside) {
+  const uint64_t length = header.size();
+  file_.write(&length, sizeof(length));
+  file_.write(header.data(), header.size());
 }
 
 void SafetensorsWriter::begin(std::string_view name, DType dtype) {
@@ -71,7 +78,7 @@ void SafetensorsWriter::expect(std::string_view name, DType dtype, int64_t count
 
 void SafetensorsWriter::write(std::string_view name, ConstSpan host) {
   expect(name, host.dtype, host.count);
-  put(host.data, size_t(host.bytes()));
+  file_.write(host.data, size_t(host.bytes()));
 }
 
 void SafetensorsWriter::write(std::string_view name, const Tensor& tensor, Stream& stream,
@@ -99,18 +106,21 @@ void SafetensorsWriter::write_part(std::string_view name, const Tensor& part, St
 
 void SafetensorsWriter::write_part(std::string_view name, ConstSpan host) {
   expect_part(name, host.dtype, host.count);
-  put(host.data, size_t(host.bytes()));
+  file_.write(host.data, size_t(host.bytes()));
 }
 
 void SafetensorsWriter::copy(const Tensor& part, Stream& stream,
                              const std::function<void()>& after_piece) {
-  const int64_t size = dtype_size(part.dtype());
-  const int64_t piece = std::min(kCopiedAtOnce / size, part.count());
-  std::vector<std::byte> host(size_t(piece * size));
+  const int64_t size = dtype_size(part.dtype()), piece = kCopiedAtOnce / size;
+  // Tensors are aligned in the file, so a block ends between two elements.
   for (int64_t first = 0; first < part.count(); first += piece) {
-    const int64_t n = std::min(piece, part.count() - first);
-    stream.download(host.data(), part.flat(first, Shape{n}));
-    put(host.data(), size_t(n * size));
+    const int64_t end = std::min(first + piece, part.count());
+    for (int64_t at = first, n = 0; at < end; at += n) {
+      const std::span<std::byte> to = file_.space();
+      n = std::min(end - at, int64_t(to.size()) / size);
+      stream.download(to.data(), part.flat(at, Shape{n}));
+      file_.advance(size_t(n * size));
+    }
     if (after_piece) after_piece();
   }
 }
@@ -120,7 +130,7 @@ void SafetensorsWriter::commit() {
   MT_CHECK(missing_ == 0, "{} elements of `{}` were not written", missing_,
            tensors_[next_ - 1].name);
   file_.commit();
-  if (sums_) write_file_atomic(sums_path(path_), sums_->text());
+  if (sums_ == Sums::beside) write_file_atomic(sums_path(path_), file_.sums());
 }
 
 }  // namespace mtrain::storage

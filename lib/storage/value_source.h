@@ -4,12 +4,20 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <fmt/core.h>
 
 #include "base/shape.h"
+#include "base/strided_run.h"
 
 namespace mtrain::storage {
+
+// Elements of a tensor that will be read.
+struct ExpectedRun {
+  std::string tensor;
+  StridedRun run;
+};
 
 class ValueSource {
  public:
@@ -27,6 +35,9 @@ class ValueSource {
   }
   // Whether read() throws UserError for a value that is not finite.
   virtual bool finite() const { return false; }
+  // Announces what read() will be asked for, in this order. A source of files reads it ahead, by
+  // several threads. Other elements may be read as well. It replaces what was announced before.
+  virtual void expect(std::vector<ExpectedRun>) const {}
   // Writes elements [first, first + count) of the tensor, in row-major order, to values[0, count).
   // Throws UserError for an unknown name and for a type that cannot become fp32, RunError for data
   // that cannot be read; both name the tensor and its file. Several threads may read at the same

@@ -8,6 +8,7 @@
 #include "storage/checkpoint_index.h"
 #include "storage/file_sums.h"
 #include "storage/manifest.h"
+#include "storage/read_mark.h"
 #include "storage/safetensors_header.h"
 
 namespace mtrain::storage {
@@ -83,6 +84,7 @@ class Verification {
 
   void check(const Manifest& manifest, const std::string& name, int64_t bytes) {
     const fs::path path = folder_ / name;
+    require_no_link(folder_, name);
     std::error_code error;
     if (!fs::exists(path, error) && !error) throw missing_file(path);
     const RandomAccessFile file = open_saved(path);
@@ -120,6 +122,7 @@ Verified verify_checkpoint(const fs::path& folder,
   if (!fs::is_directory(folder, error) || !is_ours(folder))
     throw UserError(fmt::format("{} is not a checkpoint", folder.string()),
                     "give a checkpoint such as runs/a/checkpoints/step-00000120, or a run folder");
+  const ReadMark reading(folder);
   return Verification(folder, progress).run();
 }
 

@@ -436,7 +436,8 @@ checkpoint::CheckpointParts Trainer::checkpoint_parts() {
           .quantizer = quantizer(),
           .control = control_,
           .parameters = spec::parameters(plan_.model),
-          .replicated = routers_.tensors()};
+          .replicated = routers_.tensors(),
+          .io_threads = int(plan_.checkpoint.io_threads)};
 }
 
 }  // namespace mtrain::train

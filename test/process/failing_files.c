@@ -107,3 +107,11 @@ ssize_t read(int fd, void* data, size_t bytes) {
   }
 PREAD(pread)
 PREAD(pread64)
+#define PWRITE(name)                                                 \
+  ssize_t name(int fd, const void* data, size_t bytes, off64_t at) { \
+    NEXT(name);                                                      \
+    FAIL_IF(fault_of_fd('w', fd));                                   \
+    return next(fd, data, bytes, at);                                \
+  }
+PWRITE(pwrite)
+PWRITE(pwrite64)

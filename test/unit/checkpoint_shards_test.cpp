@@ -1,4 +1,5 @@
 // Trainings that are saved by all ranks under one layout, and read under another.
+#include <map>
 #include <mutex>
 #include <numeric>
 
@@ -210,6 +211,37 @@ TEST_CASE("a rank that cannot write its file leaves no checkpoint, and all ranks
   CHECK_FALSE(storage::find_latest(root / "bad"));
   CHECK(fs::is_empty(root / "bad"));
   CHECK(storage::find_latest(root / "sound"));
+}
+
+TEST_CASE("a save of experts over eight ranks moves no tensor between ranks") {
+  const TemporaryFolder root;
+  const Recipe r = tiny(with({"train.global_batch_size=8", "train.micro_batch_size=1"},
+                             with(kExperts, with(kFsdp2, {"distributed.ep_size=4"}))),
+                        8);
+  std::mutex mutex;
+  std::map<std::string, int> calls;  // of all ranks, by stream and operation
+  run_ranks(8, "thread", [&](TestRank& rank) {
+    train::Trainer t = make_trainer(rank.device, r, std::make_shared<CountingData>(), rank.world);
+    t.step();
+    rank.device.synchronize();
+    rank.device.set_launch_check([&](Stream& stream, const device::LaunchInfo& info) {
+      const std::lock_guard lock(mutex);
+      if (stream.id().kind != device::StreamKind::compute)
+        ++calls[device::stream_name(stream.id()) + " " + info.name];
+    });
+    run::save_run(t, root.path);
+    rank.device.set_launch_check({});
+  });
+  // Numbers and texts of the host alone: sizes of files, errors, what rank 0 lists.
+  int most = 0;
+  for (const auto& [call, n] : calls) {
+    CAPTURE(call, n);
+    CHECK(call.starts_with("control "));
+    most = std::max(most, n);
+  }
+  CHECK(calls.at("control all_to_all") == 8);
+  CHECK(most < 8 * 100);
+  CHECK(storage::find_latest(root.path));
 }
 
 TEST_CASE("the text of a rank's files has all that rank 0 needs") {

@@ -70,7 +70,7 @@ std::vector<double> losses_of(const Layout& l, const fs::path& copies, const fs:
       if (step > 2) {
         const fs::path folder = copies / std::to_string(step - 2);
         fs::create_directories(folder);
-        write_shards(snapshot, rank.rank(), folder, {});
+        write_shards(snapshot, rank.rank(), folder, /*io_threads=*/1, {});
       }
       const checkpoint::CheckpointParts parts = t.checkpoint_parts();
       const int64_t before = snapshot.allocated();

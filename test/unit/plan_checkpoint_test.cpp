@@ -148,6 +148,15 @@ TEST_CASE("a copy of a checkpoint is divided over the ranks") {
   CHECK(stages.staged < stages.bytes);
 }
 
+TEST_CASE("each rank has four threads for its files unless the recipe has another number") {
+  CHECK(make_plan(loaded(""), 1, 512).checkpoint.io_threads == 4);
+  CHECK(make_plan(loaded("checkpoint: {io_threads: 1}\n"), 1, 512).checkpoint.io_threads == 1);
+  for (const char* wrong : {"0", "65", "-1"})
+    expect_error(
+        {.what = "a number of threads", .set = {fmt::format("checkpoint.io_threads={}", wrong)}},
+        "checkpoint.io_threads", "");
+}
+
 TEST_CASE("a checkpoint has weights and the optimizer's state in the types of the training") {
   const RunPlan plan = make_plan(loaded(""), 1, 512);
   const double parameters = plan.parameters.total();

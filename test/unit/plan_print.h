@@ -156,7 +156,7 @@ class Print {
           check_grads, grads_per_micro_batch, exit_interval, exit_minutes)
   MEMBERS(ValidationOptions, every_steps, steps)
   MEMBERS(CheckpointOptions, every_steps, keep, keep_every, keep_best, at_end, consolidated,
-          stop_on_error, async, skip_when_busy)
+          io_threads, stop_on_error, async, skip_when_busy)
   MEMBERS(FolderOptions, run_dir, checkpoint_dir, load, load_path, load_or_start, weights_from,
           ignore_keys)
   MEMBERS(DatasetOptions::Blend, prefixes, weights)

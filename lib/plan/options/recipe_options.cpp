@@ -221,6 +221,7 @@ CheckpointOptions checkpoint_options(const Recipe& r) {
           .keep_best = r.checkpoint.enabled ? r.checkpoint.keep_best : 0,
           .at_end = r.checkpoint.enabled && r.checkpoint.at_end,
           .consolidated = consolidated(r.checkpoint),
+          .io_threads = r.checkpoint.io_threads,
           .stop_on_error = r.checkpoint.on_error == recipe::SaveErrors::stop,
           .async = async_saves(r.checkpoint.async),
           .skip_when_busy = r.checkpoint.when_busy == recipe::BusySave::skip};

@@ -43,6 +43,7 @@ struct CheckpointOptions {
   bool at_end = true;
   bool saves() const { return every_steps > 0 || at_end || keep_best > 0; }
   Consolidated consolidated = Consolidated::none;  // which are also saved in Hugging Face form
+  int64_t io_threads = 4;                          // of a rank, which read and write files
   bool stop_on_error = false;                      // a save that fails during training ends the run
   // Whether training continues while a checkpoint is written; automatic: where host memory allows.
   enum class Async { off, automatic, on };

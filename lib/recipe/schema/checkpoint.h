@@ -50,7 +50,7 @@ constexpr auto enum_names(BusySave) {
 struct CheckpointConfig {
   std::string dir;
   bool enabled = true;
-  int64_t every_steps = 0, keep = 2, keep_every = 0, keep_best = 0;
+  int64_t every_steps = 0, keep = 2, keep_every = 0, keep_best = 0, io_threads = 4;
   bool at_end = true;
   SaveErrors on_error = SaveErrors::go_on;
   std::optional<std::string> load;
@@ -113,6 +113,12 @@ struct CheckpointConfig {
       Field{"save_consolidated", &CheckpointConfig::save_consolidated,
             "which checkpoints also get a folder `consolidated` that transformers can load: the "
             "last one of the run, or every one (also `true`)"},
+      Field{
+          "io_threads",
+          &CheckpointConfig::io_threads,
+          "threads of each rank that read and write checkpoints; a disk gets that many requests of "
+          "4 MiB at once",
+          {.unit = "threads", .min = 1, .max = 64}},
       Field{"async",
             &CheckpointConfig::async,
             "write checkpoints while training continues, from a copy in host memory; auto: where "
