@@ -66,7 +66,9 @@ class AtomicFile {
 void remove_stale_temporaries(const std::filesystem::path& path);
 
 const std::string& host_name();
-bool process_lives(int64_t pid);  // whether a process with this pid exists on this host
+// Whether a process with this pid runs on this host. One that has ended does not, though its parent
+// may not have waited for it yet.
+bool process_lives(int64_t pid);
 
 void write_file_atomic(const std::filesystem::path& path, std::string_view content);
 // The largest file that read_file() reads.
