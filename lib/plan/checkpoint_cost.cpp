@@ -48,7 +48,8 @@ double largest_share(const RunPlan& plan) {
     all += m.parameters;
     most = std::max(most, m.parameters);
   }
-  return all > 0 ? most / all / double(plan.layout.world / plan.layout.pp) : 0;
+  const int64_t ranks_of_stage = plan.layout.world / plan.layout.pp;
+  return all > 0 ? most / all / double(ranks_of_stage) : 0;
 }
 
 }  // namespace
