@@ -21,6 +21,7 @@
 #include "observe/progress.h"
 #include "plan/saved_recipe.h"
 #include "run/bf16_choice.h"
+#include "run/chosen_start.h"
 #include "run/consolidated_writer.h"
 #include "run/data_identity.h"
 #include "run/early_end.h"
@@ -28,6 +29,7 @@
 #include "run/folder_probe.h"
 #include "run/folder_watch.h"
 #include "run/gemm_choice.h"
+#include "run/local_copies.h"
 #include "run/open_device.h"
 #include "run/rank_consistency.h"
 #include "run/reporter.h"
@@ -102,10 +104,12 @@ class Training {
     open_reports();
     make_saver();
     const std::string saving = saver_->choose();
+    const std::string local_text = local_ ? local_->prepare(reporter()) : "";
     if (reporter_)
       reporter_->banner({.steps_done = start_ ? start_->step : 0,
                          .samples = data_->size(),
-                         .from = start_ ? start_->path.string() : plan_.folders.weights_from,
+                         .from = start_ ? start_.text() : plan_.folders.weights_from,
+                         .local_copies = local_text,
                          .saving = saving});
     resume();
     if (exceeds_bytes() && reporter_) warn_of_assumed_bytes();
@@ -142,6 +146,7 @@ class Training {
       if (last ? plan_.checkpoint.keep_best > 0 : due(plan_.validation.every_steps, step))
         evaluate();
       if (saves || new_best_) save(last && !plan_.checkpoint.at_end);
+      if (local_ && !last && due(plan_.checkpoint.local.every_steps, step)) copy_locally(step);
       if (consolidated_) note(consolidated_->take_note());
       if (folder_) folder_->check();
       // A save in the background has its moments later.
@@ -163,6 +168,7 @@ class Training {
     const bool saved = newest.step == trainer_.steps_done() && (!new_best_ || newest.with_loss);
     if ((plan_.checkpoint.at_end || new_best_) && !saved) save(/*last=*/true);
     if (consolidated_) finish_consolidated();
+    if (local_) local_->end(/*saved=*/saver_->newest().step == trainer_.steps_done());
     if (trace_) note(trace_->finish());
     if (reporter_) reporter_->finish();
     if (!end.empty()) tell_how_to_continue();
@@ -190,6 +196,7 @@ class Training {
     const bool observed = profiled_ || plan_.debug.trace || timed(n) || timed(n + 1) ||
                           plan_.debug.fault.moment != plan::FaultOptions::Moment::none;
     const bool pauses = due(plan_.checkpoint.every_steps, step) ||
+                        (local_ && due(plan_.checkpoint.local.every_steps, step)) ||
                         (validation_ && due(plan_.validation.every_steps, step)) ||
                         (t.exit_interval && due(*t.exit_interval, step));
     return n > 1 && !observed && !pauses;
@@ -255,6 +262,7 @@ class Training {
   }
 
   static bool due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
+  Reporter* reporter() { return reporter_ ? &*reporter_ : nullptr; }
   void note(const std::string& text) {
     if (reporter_ && !text.empty()) reporter_->note(text);
   }
@@ -281,7 +289,11 @@ class Training {
     all_ranks_here();  // rank 0 has the lock: an earlier attempt no longer writes
     start_choice_.emplace(trainer_.control(), plan_.folders, job_, lock_,
                           patience_for_files(plan_.comm.timeout_s));
-    start_ = start_choice_->agree(std::move(claimed_));
+    start_ = ChosenStart(start_choice_->agree(std::move(claimed_)));
+    if (plan_.checkpoint.local.on()) {
+      local_.emplace(trainer_, lock_ && continues_run(plan_.folders, job_));
+      local_->improve(start_);
+    }
     if (plan_.train.epochs)
       require_same("number of steps in train.epochs", std::to_string(plan_.train.steps));
   }
@@ -293,7 +305,7 @@ class Training {
     if (!start_ || start_->step <= plan_.train.steps) return false;
     if (lock_)
       log::info(fmt::format("nothing to do: {} has reached step {}, and train.steps is {}",
-                            start_->path.string(), start_->step, plan_.train.steps));
+                            start_.text(), start_->step, plan_.train.steps));
     return true;
   }
 
@@ -324,7 +336,7 @@ class Training {
 
   void resume() {
     require_same_files();
-    saver_->set(reporter_ ? &*reporter_ : nullptr, identity_ ? &*identity_ : nullptr);
+    saver_->set(reporter(), identity_ ? &*identity_ : nullptr);
     require_same_exchange_order(trainer_.control(), plan_);
     if (reporter_) make_folders();
     if (plan_.checkpoint.saves())
@@ -334,11 +346,12 @@ class Training {
     if (start_) {
       note(load_start());
       resumed_exceeds_bytes_ = interchange::exceeds_bytes(start_->path);
-      saver_->continue_from(trainer_.steps_done(), is_own_checkpoint(plan_.folders, *start_)
-                                                       ? start_->path
-                                                       : std::filesystem::path());
+      if (const auto& saved = start_.saved())
+        saver_->continue_from(saved->step, is_own_checkpoint(plan_.folders, *saved)
+                                               ? saved->path
+                                               : std::filesystem::path());
       note(fmt::format("{}continuing after step {} of {}", restart, trainer_.steps_done(),
-                       start_->path.string()));
+                       start_.text()));
       tell_changes();
     } else {
       note(start_from_folder(trainer_, shown()));
@@ -355,11 +368,14 @@ class Training {
         note(fmt::format("checkpoint.load={}: no checkpoint there, starting at step 1",
                          plan_.folders.load_path));
     }
+    if (local_) local_->release_start();
     const auto job_ids = trainer_.control().texts(job_.id);
     if (!reporter_) return;
     identity_->read_rest();
-    for (const auto& line : set_aside_abandoned(plan_.folders, start_)) note(line);
-    write_job(plan_.folders, job_ids, job_.restarts, start_);
+    const auto place = start_.place(plan_.folders.checkpoint_dir);
+    for (const auto& line : set_aside_abandoned(plan_.folders, place)) note(line);
+    write_job(plan_.folders, job_ids, job_.restarts, start_.saved());
+    if (local_) local_->record();
     if (plan_.checkpoint.keep_best > 0) find_best();
     if (plan_.checkpoint.consolidated == Consolidated::every) consolidate();
   }
@@ -381,7 +397,10 @@ class Training {
       }
       shown_no_more();
       if (loads == kMostLoads) throw *damage;
-      start_ = start_choice_->replace(*start_, *damage);
+      if (start_.is_local())
+        local_->leave(start_, *damage);
+      else
+        start_ = ChosenStart(start_choice_->replace(*start_, *damage));
     }
   }
 
@@ -429,9 +448,22 @@ class Training {
                                    .on_saved = [this] { checkpoint_saved(); }});
   }
 
+  bool agreed_exceeds_bytes() {
+    return plan_.dataset.tokenizer.assumed && trainer_.control().any(exceeds_bytes());
+  }
+
+  // Copies this step on the hosts themselves, unless a checkpoint has it.
+  void copy_locally(int64_t step) {
+    if (saver_->newest().step == step && !saver_->writing()) return;
+    RunSave copy{.exceeds_bytes = agreed_exceeds_bytes(),
+                 .data = identity_ ? &*identity_ : nullptr};
+    if (evaluated_.step == step) copy.evaluation = evaluated_.result;
+    local_->save(copy);
+  }
+
   // `last`: no later save of this run can replace it.
   void save(bool last) {
-    const bool exceeds = plan_.dataset.tokenizer.assumed && trainer_.control().any(exceeds_bytes());
+    const bool exceeds = agreed_exceeds_bytes();
     RunSaver::Request request{
         .last = last, .best = new_best_, .evaluation = {}, .exceeds_bytes = exceeds};
     if (evaluated_.step == trainer_.steps_done()) request.evaluation = evaluated_.result;
@@ -484,7 +516,7 @@ class Training {
   observe::ProgressLine* screen_;  // null on all ranks but rank 0, like lock_
   RunLock* lock_;
   ClaimedStart claimed_;  // on rank 0, until all ranks have agreed on start_
-  std::optional<storage::CheckpointRef> start_;
+  ChosenStart start_;
   std::unique_ptr<Device> device_;
   const data::IdCheck ids_;
   std::shared_ptr<const data::Dataset> data_;
@@ -507,8 +539,9 @@ class Training {
     ValidationResult result;
   } evaluated_;
   bool new_best_ = false;  // this step's loss is lower: the step must be saved
-  // The last member: a save in the background uses the others.
+  // The last members: saves in the background use the others.
   std::optional<RunSaver> saver_;
+  std::optional<LocalCopies> local_;
 };
 
 }  // namespace
