@@ -64,39 +64,6 @@ void await_file(const std::function<void()>& meanwhile, const fs::path& file, si
       });
 }
 
-// Adds the files that a rank has written to the index.
-void add_shards(const std::vector<WrittenShard>& shards, storage::CheckpointIndex& index,
-                std::map<std::string, std::string>& sums) {
-  for (const WrittenShard& s : shards) {
-    const auto number = int32_t(index.files.size());
-    index.files.push_back(s.name);
-    sums[s.name] = s.sums_hash;
-    for (const auto set : {storage::TensorSet::weights, storage::TensorSet::optimizer})
-      for (const auto& [name, from] : s.index.of(set)) {
-        storage::PiecedTensor& to = index.of(set)[name];
-        to.dtype = from.dtype;
-        to.shape = from.shape;
-        for (const storage::Piece& p : from.pieces) to.pieces.push_back({number, p.run});
-      }
-  }
-}
-
-void write_state(const SavedState& saved, const fs::path& folder, SaveOptions& options) {
-  const TrainProgress& progress = saved.progress;
-  storage::TrainState& state = options.state;
-  state.set(kStep, progress.steps_done);
-  if (progress.updates != progress.steps_done) state.set(kUpdates, progress.updates);
-  state.set(kSamples, progress.samples);
-  if (progress.updated_samples != progress.samples)
-    state.set(kUpdatedSamples, progress.updated_samples);
-  if (!progress.loss_scale.empty()) state.set(kLossScale, progress.loss_scale);
-  state.set(kRanks, saved.ranks);
-  if (!saved.float8.empty()) state.set(kFloat8Scales, saved.float8);
-  state.set(storage::kRecipeEntry, options.recipe);
-  state.save(folder / kState);
-  write_file_atomic(folder / storage::kRecipeCopy, options.recipe);
-}
-
 // Collects the shards of all ranks on rank 0, and checks that they are the model.
 storage::CheckpointIndex gather_index(const std::vector<spec::TensorSpec>& parameters,
                                       const fs::path& folder, const std::vector<std::string>& texts,
@@ -121,6 +88,38 @@ storage::CheckpointIndex gather_index(const std::vector<spec::TensorSpec>& param
 }
 
 }  // namespace
+
+void add_shards(const std::vector<WrittenShard>& shards, storage::CheckpointIndex& index,
+                std::map<std::string, std::string>& sums) {
+  for (const WrittenShard& s : shards) {
+    const auto number = int32_t(index.files.size());
+    index.files.push_back(s.name);
+    sums[s.name] = s.sums_hash;
+    for (const auto set : {storage::TensorSet::weights, storage::TensorSet::optimizer})
+      for (const auto& [name, from] : s.index.of(set)) {
+        storage::PiecedTensor& to = index.of(set)[name];
+        to.dtype = from.dtype;
+        to.shape = from.shape;
+        for (const storage::Piece& p : from.pieces) to.pieces.push_back({number, p.run});
+      }
+  }
+}
+
+void write_state(const SavedState& saved, const SaveOptions& options, const fs::path& folder) {
+  const TrainProgress& progress = saved.progress;
+  storage::TrainState state = options.state;
+  state.set(kStep, progress.steps_done);
+  if (progress.updates != progress.steps_done) state.set(kUpdates, progress.updates);
+  state.set(kSamples, progress.samples);
+  if (progress.updated_samples != progress.samples)
+    state.set(kUpdatedSamples, progress.updated_samples);
+  if (!progress.loss_scale.empty()) state.set(kLossScale, progress.loss_scale);
+  state.set(kRanks, saved.ranks);
+  if (!saved.float8.empty()) state.set(kFloat8Scales, saved.float8);
+  state.set(storage::kRecipeEntry, options.recipe);
+  state.save(folder / kState);
+  write_file_atomic(folder / storage::kRecipeCopy, options.recipe);
+}
 
 SavedState saved_state(const CheckpointParts& t, const TrainProgress& progress) {
   return {.progress = progress,
@@ -153,7 +152,7 @@ void prepare_commit(storage::CheckpointWriter& writer, const SavedState& state,
   std::map<std::string, std::string> sums;
   storage::CheckpointIndex index =
       gather_index(state.parameters, writer.folder(), texts, sums, meanwhile);
-  write_state(state, writer.folder(), options);
+  write_state(state, options, writer.folder());
   // The commit writes it again.
   if (options.before_commit) write_index(writer.folder(), state.progress.steps_done, index, sums);
   writer.set_index(std::move(index), std::move(sums));

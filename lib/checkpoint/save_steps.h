@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,14 @@ struct SavedState {
 };
 // All ranks must call it.
 SavedState saved_state(const CheckpointParts& parts, const TrainProgress& progress);
+
+// Writes state.json, which has the recipe and the entries of `options`, and recipe.yaml.
+void write_state(const SavedState& saved, const SaveOptions& options,
+                 const std::filesystem::path& folder);
+
+// Adds the files that a rank has written to the index, and their hashes to `sums`.
+void add_shards(const std::vector<WrittenShard>& shards, storage::CheckpointIndex& index,
+                std::map<std::string, std::string>& sums);
 
 // Returns the bytes of all tensors of the checkpoint. All ranks must call it.
 int64_t bytes_of_all_ranks(const CheckpointParts& parts);

@@ -4,9 +4,11 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "base/token.h"
 #include "comm/group.h"
 #include "comm/mailbox.h"
 #include "mesh/group_split.h"
@@ -18,6 +20,12 @@ using Traffic = GroupTraffic;
 
 // Makes the communicators of groups. thread/, process/ (shared memory), gloo/ and nccl/ implement
 // it; process/process_world.cpp chooses one for a run.
+// How threads of a rank reach other ranks apart from all groups.
+struct JobAccess {
+  Token token;              // of the job
+  std::string own, server;  // numeric addresses of the ends of the rank's connection to rank 0
+};
+
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -36,6 +44,8 @@ class Transport {
   }
   // Returns this rank's end of the mailbox of all ranks; null if the transport has none.
   virtual std::shared_ptr<Mailbox> mailbox() { return nullptr; }
+  // Nothing if the transport has no addresses.
+  virtual std::optional<JobAccess> access() { return std::nullopt; }
   // Makes ranks that wait in connect() throw, with the reason why a peer will not arrive. Any
   // thread may call it.
   virtual void abort(std::string_view /*reason*/) noexcept {}
@@ -70,6 +80,9 @@ class World {
   std::shared_ptr<Mailbox> mailbox() {
     return transport_ ? transport_->mailbox() : shared_mailbox();
   }
+
+  // Nothing in a job of one rank.
+  std::optional<JobAccess> access() { return transport_ ? transport_->access() : std::nullopt; }
 
   // Aborts every group, including groups that are still connecting. Any thread may call it.
   void abort(std::string_view reason) noexcept;

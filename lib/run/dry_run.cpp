@@ -250,6 +250,21 @@ std::string checkpoint_text(const RunPlan& plan, const plan::SaveHardware& hardw
                     cost.nodes == 1 ? "" : "s", save_duration(*cost.mtbf_s));
 }
 
+// Describes the memory or disk that copies on the hosts themselves take.
+std::string local_text(const RunPlan& plan, const plan::SaveHardware& hardware) {
+  const plan::LocalCopyOptions& local = plan.checkpoint.local;
+  const plan::CheckpointCost cost = checkpoint_cost(plan, hardware);
+  const int64_t replicas = std::min<int64_t>(local.replicas, cost.nodes - 1);
+  constexpr double kSteps = 2;  // that stay
+  const double part = cost.staged * double(cost.ranks_per_node);
+  return fmt::format(
+      "every {} step{} in {}: two take up to {} on a host{}, besides a copy of {} in host memory",
+      local.every_steps, local.every_steps == 1 ? "" : "s", local.dir,
+      human_bytes(kSteps * part * double(1 + replicas)),
+      replicas > 0 ? fmt::format(" with {} replica{}", replicas, replicas == 1 ? "" : "s") : "",
+      human_bytes(part));
+}
+
 // Explains a number of ranks that the user did not give.
 std::string fewest_text(const RunPlan& plan, const std::string& fit) {
   const plan::Layout& l = plan.layout;
@@ -278,6 +293,7 @@ std::string dry_run_report(const RunPlan& plan, const DryRunOptions& options) {
     rows.push_back({"steps", epochs});
   rows.push_back({"layout", layout_text(plan)});
   if (plan.checkpoint.saves()) rows.push_back({"checkpoint", checkpoint_text(plan, options.disks)});
+  if (plan.checkpoint.local.on()) rows.push_back({"local copies", local_text(plan, options.disks)});
   if (l.pp > 1) rows.push_back({"pipeline", pipeline_text(plan)});
   for (const std::string& line : options.advice) rows.push_back({"advice", line});
   const double sent = plan::expert_bytes_per_step(plan);

@@ -158,6 +158,7 @@ void Reporter::step(const train::StepStats& s) {
 
 void Reporter::add_saves(std::vector<observe::Metric>& metrics) {
   if (failed_saves_ > 0) metrics.push_back({"checkpoint.failed_saves", failed_saves_});
+  if (failed_copies_ > 0) metrics.push_back({"checkpoint.local_failures", failed_copies_});
   if (skipped_saves_ > 0) metrics.push_back({"checkpoint.skipped_saves", skipped_saves_});
   if (const auto stalled = std::exchange(stalled_in_step_, {}); stalled.count() > 0)
     metrics.push_back({"checkpoint.stall_ms", 1e3 * seconds(stalled)});

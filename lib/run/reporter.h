@@ -40,7 +40,8 @@ class Reporter {
   void step(const train::StepStats& stats);  // the line and the metrics of a step
   // `best`: the loss is lower than the losses of all saved steps.
   void validation(double loss, int64_t samples, bool best);
-  void save_failed();   // counts a checkpoint that could not be saved
+  void save_failed();  // counts a checkpoint that could not be saved
+  void local_copies_failed(int64_t copies) { failed_copies_ = copies; }  // until now
   void save_skipped();  // counts a checkpoint that was due while another was written
   // `began`: when the save of the newest checkpoint began, after its step.
   void saved(std::chrono::steady_clock::time_point began) { newest_ = began; }
@@ -80,6 +81,7 @@ class Reporter {
   // The steps, tokens, failed saves and communication of this process.
   int64_t steps_ = 0, tokens_ = 0, failed_saves_ = 0, skipped_saves_ = 0;
   Clock::duration stalled_{0}, stalled_in_step_{0};  // in all, and since the last record
+  int64_t failed_copies_ = 0;                        // on the hosts themselves
   int64_t saves_ = 0;                                // in the background
   Written all_written_;                              // of all of them
   std::optional<Written> last_written_;              // since the last record

@@ -21,6 +21,7 @@
 #include "observe/progress.h"
 #include "plan/saved_recipe.h"
 #include "run/bf16_choice.h"
+#include "run/chosen_start.h"
 #include "run/consolidated_writer.h"
 #include "run/data_identity.h"
 #include "run/early_end.h"
@@ -28,6 +29,7 @@
 #include "run/folder_probe.h"
 #include "run/folder_watch.h"
 #include "run/gemm_choice.h"
+#include "run/local_copies.h"
 #include "run/open_device.h"
 #include "run/rank_consistency.h"
 #include "run/reporter.h"
@@ -102,12 +104,14 @@ class Training {
     open_reports();
     make_saver();
     const std::string saving = saver_->choose();
+    const std::string local_text = local_ ? local_->prepare(reporter()) : "";
     if (reporter_)
       reporter_->banner({.steps_done = progress_.steps_done,
                          .samples_done = progress_.samples,
                          .last_step = last_step(),
                          .samples = data_->size(),
-                         .from = start_ ? start_->path.string() : plan_.folders.weights_from,
+                         .from = start_ ? start_.text() : plan_.folders.weights_from,
+                         .local_copies = local_text,
                          .saving = saving});
     resume();
     if (exceeds_bytes() && reporter_) warn_of_assumed_bytes();
@@ -146,6 +150,7 @@ class Training {
       if (last ? plan_.checkpoint.keep_best > 0 : due(plan_.validation.every_steps, step))
         evaluate();
       if (saves || new_best_) save(last && !plan_.checkpoint.at_end);
+      if (local_ && !last && due(plan_.checkpoint.local.every_steps, step)) copy_locally(step);
       if (folder_) folder_->check();
       // A save in the background has its moments later.
       if (fault_ && !(saver_->writing() && saver_->written_step() == step))
@@ -166,6 +171,7 @@ class Training {
     const bool saved = newest.step == trainer_.steps_done() && (!new_best_ || newest.with_loss);
     if ((plan_.checkpoint.at_end || new_best_) && !saved) save(/*last=*/true);
     if (consolidated_) consolidate(saver_->newest().path);
+    if (local_) local_->end(/*saved=*/saver_->newest().step == trainer_.steps_done());
     if (trace_) note(trace_->finish());
     if (reporter_) reporter_->finish();
     if (!end.empty()) tell_how_to_continue();
@@ -193,6 +199,7 @@ class Training {
     const bool observed = profiled_ || plan_.debug.trace || timed(n) || timed(n + 1) ||
                           plan_.debug.fault.moment != plan::FaultOptions::Moment::none;
     const bool pauses = due(plan_.checkpoint.every_steps, step) ||
+                        (local_ && due(plan_.checkpoint.local.every_steps, step)) ||
                         (validation_ && due(plan_.validation.every_steps, step)) ||
                         (t.exit_interval && due(*t.exit_interval, step));
     return n > 1 && !observed && !pauses;
@@ -258,6 +265,7 @@ class Training {
   }
 
   static bool due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
+  Reporter* reporter() { return reporter_ ? &*reporter_ : nullptr; }
   void note(const std::string& text) {
     if (reporter_ && !text.empty()) reporter_->note(text);
   }
@@ -284,7 +292,11 @@ class Training {
     all_ranks_here();  // rank 0 has the lock: an earlier attempt no longer writes
     start_choice_.emplace(trainer_.control(), plan_.folders, job_, lock_,
                           patience_for_files(plan_.comm.timeout_s));
-    start_ = start_choice_->agree(std::move(claimed_));
+    start_ = ChosenStart(start_choice_->agree(std::move(claimed_)));
+    if (plan_.checkpoint.local.on()) {
+      local_.emplace(trainer_, lock_ && continues_run(plan_.folders, job_));
+      local_->improve(start_);
+    }
     if (plan_.train.epochs)
       require_same("number of steps in train.epochs", std::to_string(plan_.train.steps));
     if (start_) progress_ = agreed_progress(trainer_, *start_);
@@ -302,7 +314,7 @@ class Training {
     if (!start_ || start_->step <= last_step()) return false;
     if (lock_)
       log::info(fmt::format("nothing to do: {} has reached step {}, and train.steps is {}",
-                            start_->path.string(), start_->step, last_step()));
+                            start_.text(), start_->step, last_step()));
     return true;
   }
 
@@ -333,7 +345,7 @@ class Training {
 
   void resume() {
     require_same_files();
-    saver_->set(reporter_ ? &*reporter_ : nullptr, identity_ ? &*identity_ : nullptr);
+    saver_->set(reporter(), identity_ ? &*identity_ : nullptr);
     require_same_exchange_order(trainer_.control(), plan_);
     if (reporter_) make_folders();
     if (plan_.checkpoint.saves())
@@ -343,11 +355,12 @@ class Training {
     if (start_) {
       note(load_start());
       resumed_exceeds_bytes_ = interchange::exceeds_bytes(start_->path);
-      saver_->continue_from(trainer_.steps_done(), is_own_checkpoint(plan_.folders, *start_)
-                                                       ? start_->path
-                                                       : std::filesystem::path());
+      if (const auto& saved = start_.saved())
+        saver_->continue_from(saved->step, is_own_checkpoint(plan_.folders, *saved)
+                                               ? saved->path
+                                               : std::filesystem::path());
       note(fmt::format("{}continuing after step {} of {}", restart, trainer_.steps_done(),
-                       start_->path.string()));
+                       start_.text()));
       tell_changes();
     } else {
       note(start_from_folder(trainer_, shown()));
@@ -364,6 +377,7 @@ class Training {
         note(fmt::format("checkpoint.load={}: no checkpoint there, starting at step 1",
                          plan_.folders.load_path));
     }
+    if (local_) local_->release_start();
     const auto job_ids = trainer_.control().texts(job_.id);
     if (reporter_) begin_files(job_ids);
     if (plan_.checkpoint.consolidated == Consolidated::every) consolidate(saver_->newest().path);
@@ -372,11 +386,13 @@ class Training {
   // Continues, or begins, the files of the run.
   void begin_files(const std::vector<std::string>& job_ids) {
     identity_->read_rest();
-    for (const auto& line : set_aside_abandoned(plan_.folders, start_, [&] {
+    const auto place = start_.place(plan_.folders.checkpoint_dir);
+    for (const auto& line : set_aside_abandoned(plan_.folders, place, [&] {
            if (lock_) lock_->hold_checkpoints();
          }))
       note(line);
-    write_job(plan_.folders, job_ids, job_.restarts, start_);
+    write_job(plan_.folders, job_ids, job_.restarts, start_.saved());
+    if (local_) local_->record();
     if (plan_.checkpoint.keep_best > 0) find_best();
   }
 
@@ -397,7 +413,10 @@ class Training {
       }
       shown_no_more();
       if (loads == kMostLoads) throw *damage;
-      start_ = start_choice_->replace(*start_, *damage);
+      if (start_.is_local())
+        local_->leave(start_, *damage);
+      else
+        start_ = ChosenStart(start_choice_->replace(*start_, *damage));
     }
   }
 
@@ -442,13 +461,25 @@ class Training {
                                    .on_saved = [this] { checkpoint_saved(); }});
   }
 
+  bool agreed_exceeds_bytes() {
+    return plan_.dataset.tokenizer.assumed && trainer_.control().any(exceeds_bytes());
+  }
+
+  // Copies this step on the hosts themselves, unless a checkpoint has it.
+  void copy_locally(int64_t step) {
+    if (saver_->newest().step == step && !saver_->writing()) return;
+    RunSave copy{.exceeds_bytes = agreed_exceeds_bytes(),
+                 .data = identity_ ? &*identity_ : nullptr};
+    if (evaluated_.step == step) copy.evaluation = evaluated_.result;
+    local_->save(copy);
+  }
+
   // `last`: no later save of this run can replace it.
   void save(bool last) {
-    const bool exceeds = plan_.dataset.tokenizer.assumed && trainer_.control().any(exceeds_bytes());
     RunSaver::Request request{.last = last,
                               .best = new_best_,
                               .evaluation = {},
-                              .exceeds_bytes = exceeds,
+                              .exceeds_bytes = agreed_exceeds_bytes(),
                               .before_commit = before_commit()};
     if (evaluated_.step == trainer_.steps_done()) request.evaluation = evaluated_.result;
     new_best_ = false;
@@ -498,7 +529,7 @@ class Training {
   observe::ProgressLine* screen_;  // null on all ranks but rank 0, like lock_
   RunLock* lock_;
   ClaimedStart claimed_;  // on rank 0, until all ranks have agreed on start_
-  std::optional<storage::CheckpointRef> start_;
+  ChosenStart start_;
   checkpoint::TrainProgress progress_;  // of start_
   std::unique_ptr<Device> device_;
   const data::IdCheck ids_;
@@ -522,8 +553,9 @@ class Training {
     ValidationResult result;
   } evaluated_;
   bool new_best_ = false;  // this step's loss is lower: the step must be saved
-  // The last member: a save in the background uses the others.
+  // The last members: saves in the background use the others.
   std::optional<RunSaver> saver_;
+  std::optional<LocalCopies> local_;
 };
 
 }  // namespace

@@ -70,6 +70,11 @@ void begin_save(train::Trainer& t, const std::filesystem::path& root, const RunS
   t.hold_updates_until(saver.begin(t.checkpoint_parts(), t.progress(), std::move(options)));
 }
 
+void begin_local(train::Trainer& t, const RunSave& save, checkpoint::LocalSaver& saver) {
+  checkpoint::SaveOptions options = save_options(t, {}, save);
+  t.hold_updates_until(saver.begin(t.checkpoint_parts(), t.progress(), std::move(options)));
+}
+
 std::string resume_run(train::Trainer& t, const std::filesystem::path& folder, DataIdentity* data,
                        const ShowActivity& show) {
   // Rank 0 sends whether the checkpoint has entries about its data, and how the data differ.

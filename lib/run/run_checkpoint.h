@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "checkpoint/background_saver.h"
+#include "checkpoint/local_saver.h"
 #include "run/data_identity.h"
 #include "train/trainer.h"
 
@@ -45,6 +46,9 @@ std::filesystem::path save_run(train::Trainer& trainer, const std::filesystem::p
 // Begins the same in the background, as it is now; training may continue. All ranks must call it.
 void begin_save(train::Trainer& trainer, const std::filesystem::path& root, const RunSave& save,
                 checkpoint::BackgroundSaver& saver);
+
+// Begins a copy on the hosts themselves, as the training is now. All ranks must call it.
+void begin_local(train::Trainer& trainer, const RunSave& save, checkpoint::LocalSaver& saver);
 
 // Makes the trainer continue from the checkpoint in `folder`. Throws UserError if the checkpoint
 // does not fit the run's model, data or seed. Rank 0 compares the data by `data`; if that is null,

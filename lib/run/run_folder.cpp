@@ -182,6 +182,10 @@ std::optional<storage::CheckpointRef> claim_run_folder(const plan::FolderOptions
                                      old ? "continue" : "repeat", another));
 }
 
+bool continues_run(const plan::FolderOptions& f, const launch::Job& job) {
+  return f.load == Load::latest || find_earlier_start(f, job).has_value();
+}
+
 std::optional<DamagedStart> replaceable(const plan::FolderOptions& f, const launch::Job& job,
                                         const storage::CheckpointRef& start,
                                         const storage::DamagedCheckpoint& damage) {

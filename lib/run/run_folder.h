@@ -30,6 +30,10 @@ class DamagedStart : public storage::DamagedCheckpoint {
 std::optional<storage::CheckpointRef> claim_run_folder(const plan::FolderOptions& folders,
                                                        const launch::Job& job);
 
+// Whether this start continues the run in the folder: it loads the newest checkpoint, or another
+// start of the same job has written the files.
+bool continues_run(const plan::FolderOptions& folders, const launch::Job& job);
+
 // Returns the damage as a DamagedStart if it showed while `start` was loaded, and the run may set
 // the checkpoint aside.
 std::optional<DamagedStart> replaceable(const plan::FolderOptions& folders, const launch::Job& job,

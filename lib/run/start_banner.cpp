@@ -233,6 +233,7 @@ std::vector<observe::BannerRow> banner_rows(train::Trainer& t, const RunStart& s
   if (const std::string kept = kept_text(plan.checkpoint); !kept.empty())
     rows.push_back({"checkpoints", kept});
   if (!start.saving.empty()) rows.push_back({"saving", start.saving});
+  if (!start.local_copies.empty()) rows.push_back({"local copies", start.local_copies});
   rows.push_back({"device", t.device().description()});
   if (ops::built_for_narrower_cpu(t.device()))
     rows.push_back({"slow build",

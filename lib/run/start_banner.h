@@ -31,7 +31,8 @@ struct RunStart {
   int64_t last_step = 0;  // of the run
   int64_t samples = 0;    // samples in an epoch of the data
   std::string from = {};  // the checkpoint or folder of the initial weights; empty: random weights
-  std::string saving = {};  // whether training continues during saves; empty: there is none
+  std::string local_copies = {};  // where they are; empty if the recipe asks for none
+  std::string saving = {};        // whether training continues during saves; empty: there is none
 };
 
 // Returns the rows of the plan, and those of this run: the trained model, data, steps to do,

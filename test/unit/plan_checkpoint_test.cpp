@@ -74,6 +74,33 @@ TEST_CASE("multiples are kept beside the newest, if they are saved at all") {
                "");
 }
 
+TEST_CASE("local copies need a folder, and are off without one") {
+  CHECK_FALSE(make_plan(loaded(""), 1, 512).checkpoint.local.on());
+  const LocalCopyOptions local =
+      make_plan(loaded("checkpoint:\n  local: {dir: /dev/shm/x, every_steps: 3, replicas: 2, "
+                       "max_gib: 0.5, replica_gbps: 8}\n"),
+                1, 512)
+          .checkpoint.local;
+  CHECK(local.on());
+  CHECK(local.every_steps == 3);
+  CHECK(local.replicas == 2);
+  CHECK(local.max_bytes == 1 << 29);
+  CHECK(local.replica_bytes_per_s == 1e9);
+  CHECK(loaded("checkpoint: {local: /dev/shm/y}\n").checkpoint.local.dir == "/dev/shm/y");
+  for (const char* set : {"every_steps=2", "replicas=1", "max_gib=1", "replica_gbps=1"})
+    expect_error({.what = set, .set = {std::string("checkpoint.local.") + set}},
+                 "checkpoint.local." + std::string(set).substr(0, std::string(set).find('=')),
+                 "needs the folder");
+  expect_error({.what = "an address", .set = {"checkpoint.local.dir=s3://a/b"}},
+               "checkpoint.local.dir", "is an address");
+  expect_error(
+      {.what = "three replicas", .set = {"checkpoint.local.dir=/x", "checkpoint.local.replicas=3"}},
+      "checkpoint.local.replicas", "");
+  expect_warning(
+      {.what = "no checkpoints", .set = {"checkpoint.local.dir=/x", "checkpoint.enabled=false"}},
+      "checkpoint.local.dir", "checkpoint.enabled is false");
+}
+
 TEST_CASE("a checkpoint to load has a path, and may be absent") {
   const Recipe r = loaded("checkpoint:\n  load: {path: runs/a, or_start: true}\n");
   CHECK(r.checkpoint.load == "runs/a");

@@ -100,7 +100,8 @@ const std::vector<Base>& bases() {
       {8, {"train.device=cuda", "distributed.strategy=fsdp2", "ddp.nccl_ub=true"}},
       {1,
        {"debug.fault.at=adamw", "dataset.validation=y", "validation.every_steps=20",
-        "checkpoint.every_steps=10", "tokenizer.path=t.json", "checkpoint.load=c"}},
+        "checkpoint.every_steps=10", "tokenizer.path=t.json", "checkpoint.load=c",
+        "checkpoint.local.dir=/dev/shm/x"}},
   };
   return list;
 }

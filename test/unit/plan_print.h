@@ -155,7 +155,8 @@ class Print {
   MEMBERS(TrainOptions, epochs, steps, global_batch_size, seed, log_every, time_every, check_loss,
           check_grads, grads_per_micro_batch, exit_interval, exit_minutes)
   MEMBERS(ValidationOptions, every_steps, steps)
-  MEMBERS(CheckpointOptions, every_steps, keep, keep_every, keep_best, at_end, consolidated,
+  MEMBERS(LocalCopyOptions, dir, every_steps, replicas, max_bytes, replica_bytes_per_s)
+  MEMBERS(CheckpointOptions, every_steps, keep, keep_every, keep_best, at_end, local, consolidated,
           io_threads, stop_on_error, async, skip_when_busy)
   MEMBERS(FolderOptions, run_dir, checkpoint_dir, load, load_path, load_or_start, weights_from,
           ignore_keys)

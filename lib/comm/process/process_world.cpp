@@ -257,6 +257,9 @@ class ServedTransport : public Transport {
     return transport_->connect_all(splits);
   }
   std::shared_ptr<Mailbox> mailbox() override { return store_mailbox(at_, timeout_); }
+  std::optional<JobAccess> access() override {
+    return JobAccess{at_.token, failures_.local_address(), failures_.server_address()};
+  }
   void abort(std::string_view reason) noexcept override {
     try {
       failures_.fail(fmt::format("rank {} gave up: {}", rank_, reason));

@@ -214,12 +214,23 @@ ValidationOptions validation_options(const Recipe& r) {
   return {.every_steps = r.validation.every_steps, .steps = r.validation.steps};
 }
 
+LocalCopyOptions local_copies(const recipe::CheckpointConfig& c) {
+  constexpr double kGib = 1 << 30, kBytesPerGbit = 1e9 / 8;
+  if (!c.enabled) return {};
+  return {.dir = c.local.dir,
+          .every_steps = c.local.every_steps,
+          .replicas = int(c.local.replicas),
+          .max_bytes = int64_t(c.local.max_gib * kGib),
+          .replica_bytes_per_s = c.local.replica_gbps * kBytesPerGbit};
+}
+
 CheckpointOptions checkpoint_options(const Recipe& r) {
   return {.every_steps = r.checkpoint.enabled ? r.checkpoint.every_steps : 0,
           .keep = r.checkpoint.keep,
           .keep_every = r.checkpoint.keep_every,
           .keep_best = r.checkpoint.enabled ? r.checkpoint.keep_best : 0,
           .at_end = r.checkpoint.enabled && r.checkpoint.at_end,
+          .local = local_copies(r.checkpoint),
           .consolidated = consolidated(r.checkpoint),
           .io_threads = r.checkpoint.io_threads,
           .stop_on_error = r.checkpoint.on_error == recipe::SaveErrors::stop,

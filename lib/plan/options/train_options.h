@@ -34,6 +34,16 @@ struct ValidationOptions {
   int64_t steps = 0;        // global batches per evaluation; 0: all of the data
 };
 
+// Copies on the hosts themselves (checkpoint.local).
+struct LocalCopyOptions {
+  std::string dir;  // empty: no copies
+  int64_t every_steps = 1;
+  int replicas = 0;                // hosts that have a part besides its own
+  int64_t max_bytes = 0;           // on a host; 0: no limit
+  double replica_bytes_per_s = 0;  // of a host; 0: no limit
+  bool on() const { return !dir.empty(); }
+};
+
 struct CheckpointOptions {
   enum class Consolidated { none, at_end, every };
   int64_t every_steps = 0;  // 0: only at the end
@@ -41,6 +51,7 @@ struct CheckpointOptions {
   int64_t keep_every = 0;   // multiples of this step are kept as well; 0: none
   int64_t keep_best = 0;    // how many with the lowest validation loss are kept as well
   bool at_end = true;
+  LocalCopyOptions local;
   bool saves() const { return every_steps > 0 || at_end || keep_best > 0; }
   Consolidated consolidated = Consolidated::none;  // which are also saved in Hugging Face form
   int64_t io_threads = 4;                          // of a rank, which read and write files

@@ -122,6 +122,28 @@ void validate_folders(const Recipe& r, Diagnostics& diagnostics) {
   check("train.run_dir", r.train.run_dir);
   if (r.given("checkpoint.dir")) check("checkpoint.dir", r.checkpoint.dir);
   check("checkpoint.load", r.checkpoint.load.value_or(""));
+  check("checkpoint.local.dir", r.checkpoint.local.dir);
+}
+
+// The other settings have no effect without a folder.
+void validate_local(const Recipe& r, Diagnostics& diagnostics) {
+  const std::string field = "checkpoint.local.dir";
+  if (!r.checkpoint.local.dir.empty()) {
+    if (!r.checkpoint.enabled)
+      warn_or_refuse(r, field, "is disabled: checkpoint.enabled is false", diagnostics);
+    return;
+  }
+  // A resolved recipe has all fields: those with their defaults ask for nothing.
+  const recipe::LocalCopiesConfig &c = r.checkpoint.local, none;
+  const std::pair<const char*, bool> changed[] = {
+      {"every_steps", c.every_steps != none.every_steps},
+      {"replicas", c.replicas != none.replicas},
+      {"max_gib", c.max_gib != none.max_gib},
+      {"replica_gbps", c.replica_gbps != none.replica_gbps}};
+  for (const auto& [name, is_set] : changed)
+    if (const std::string set = fmt::format("checkpoint.local.{}", name); is_set)
+      diagnostics.require(false, {set, field}, "needs the folder of the local copies",
+                          "set checkpoint.local.dir, such as /dev/shm/<name>");
 }
 
 }  // namespace
@@ -132,6 +154,7 @@ void validate_checkpoints(const Recipe& r, Diagnostics& diagnostics) {
   validate_keep_best(r, diagnostics);
   validate_load(r, diagnostics);
   validate_folders(r, diagnostics);
+  validate_local(r, diagnostics);
 }
 
 }  // namespace mtrain::plan

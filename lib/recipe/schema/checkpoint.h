@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "recipe/schema/field.h"
+#include "recipe/schema/local_copies.h"
 
 namespace mtrain::recipe {
 
@@ -55,6 +56,7 @@ struct CheckpointConfig {
   SaveErrors on_error = SaveErrors::go_on;
   std::optional<std::string> load;
   bool load_or_start = false;
+  LocalCopiesConfig local;
   SaveFormat model_save_format = SaveFormat::safetensors;
   SaveConsolidated save_consolidated = SaveConsolidated::no;
   AsyncSave async = AsyncSave::automatic;
@@ -108,6 +110,10 @@ struct CheckpointConfig {
             "start at step 1 if load names a folder that does not exist or has no checkpoint; a "
             "damaged checkpoint stays an error",
             {.aliases = "checkpoint.load.or_start"}},
+      Field{"local",
+            &CheckpointConfig::local,
+            "copies on the hosts themselves, from which a restart loses fewer steps",
+            {.shorthand = "dir"}},
       Field{"model_save_format", &CheckpointConfig::model_save_format,
             "file format of the weights"},
       Field{"save_consolidated", &CheckpointConfig::save_consolidated,
