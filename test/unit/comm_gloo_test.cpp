@@ -8,8 +8,10 @@
 #include <chrono>
 #include <condition_variable>
 #include <filesystem>
+#include <latch>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 #include <gloo/rendezvous/store.h>
@@ -253,18 +255,22 @@ TEST_CASE("a connection that a rank did not make is not taken for its own") {
   const bool stranger = GENERATE(false, true);
   MemoryStore store(stranger);
   std::vector<std::string> messages(2);
+  std::latch made(2);  // a rank that ends earlier closes its connections under the other
   std::vector<std::thread> threads;
   for (int rank = 0; rank < 2; ++rank)
     threads.emplace_back([&, rank] {
+      std::optional<GlooMesh> mesh;
       try {
-        GlooMesh mesh(gloo::transport::tcp::CreateDevice("127.0.0.1"), store, rank, 2, 5s);
-      } catch (const CommError& e) {
-        messages[size_t(rank)] = e.message();
+        mesh.emplace(gloo::transport::tcp::CreateDevice("127.0.0.1"), store, rank, 2, 5s);
+      } catch (const std::exception& e) {
+        messages[size_t(rank)] = e.what();
       }
+      made.arrive_and_wait();
     });
   for (auto& t : threads) t.join();
   CHECK(tells(messages[0], "rank 1 of the group is not at the other end") == stranger);
-  CHECK(messages[1] == "");
+  // Rank 0 gives up where it sees a stranger, and rank 1 may notice.
+  if (!stranger) CHECK(messages[1] == "");
 }
 
 TEST_CASE("a stranger who comes before a rank ends the start of both ranks at once, or of none") {
