@@ -98,7 +98,8 @@ void AtomicFile::write_block(int64_t at, const std::byte* data, size_t bytes) {
     const int direct = direct_.of(fd_, O_WRONLY);
     const ssize_t n = direct < 0 ? -1 : ::pwrite(direct, data, bytes, off_t(at));
     if (direct >= 0 && n < 0 && errno == EINTR) continue;
-    if (direct >= 0 && n < 0 && errno != EINVAL) throw run_error("write", path_);
+    const bool refused = errno == EINVAL || errno == EOPNOTSUPP || errno == ENOSYS;
+    if (direct >= 0 && n < 0 && !refused) throw run_error("write", path_);
     if (n < 0) direct_.refuse();
     // The rest is no longer aligned after a short write, as before the end of the space.
     if (n < 0 || n % kDirectAlignment != 0) {

@@ -44,6 +44,10 @@ LocalSaver::~LocalSaver() {
 
 LocalSaver::Outcome LocalSaver::finish() {
   if (!writing_) return {};
+  // Ranks need different times, which may be longer than comm.timeout_s.
+  constexpr std::chrono::milliseconds kHeartbeat{20};
+  while (control_.any(pending_.wait_for(kHeartbeat) != std::future_status::ready)) {
+  }
   const Result own = pending_.get();
   writing_ = false;
   if (own.failure) std::rethrow_exception(own.failure);
@@ -95,14 +99,20 @@ void LocalSaver::write(const Work& work, Result& result) {
   for (const LocalPeer& peer : options_.peers) try {
       send(part, peer);
     } catch (const Error& e) {
-      go_on();
-      if (result.not_sent.empty())
-        result.not_sent = fmt::format("no replica on {}: {}", peer.host, e.message());
+      not_sent(result, peer, e.message());
+    } catch (const fs::filesystem_error& e) {  // the part is gone
+      not_sent(result, peer, e.what());
     }
 }
 
+void LocalSaver::not_sent(Result& result, const LocalPeer& peer, const std::string& why) const {
+  go_on();
+  if (result.not_sent.empty())
+    result.not_sent = fmt::format("no replica on {}: {}", peer.host, why);
+}
+
 fs::path LocalSaver::write_part(const Work& work) {
-  if (work.keep_from > 0) remove_before(work.keep_from);
+  remove_old(work);
   if (options_.admit) options_.admit(own_bytes_);
   storage::require_space(options_.folder, own_bytes_);
   storage::PartWriter writer(options_.folder,
@@ -113,15 +123,19 @@ fs::path LocalSaver::write_part(const Work& work) {
   return writer.commit(int(work.state.ranks), shards_text(shards));
 }
 
-// All ranks have the parts of `step`. Parts of earlier starts are older.
-void LocalSaver::remove_before(int64_t step) const {
+// Removes the parts of this start but those of the newest complete step and of the one that is to
+// be written: the steps between them are not complete. Parts of earlier starts go once a step of
+// this one is complete.
+void LocalSaver::remove_old(const Work& work) const {
   std::error_code error;
   std::vector<fs::path> old;
   for (fs::directory_iterator it(options_.folder, error), end; !error && it != end;
        it.increment(error)) {
     const auto name = storage::parse_part_name(it->path().filename().string());
     if (!name || (name->rank != rank_ && !options_.first_of_host)) continue;
-    if (name->start != options_.start || name->step < step) old.push_back(it->path());
+    const bool ours = name->start == options_.start;
+    if (ours ? name->step != work.keep_from && name->step != work.step : work.keep_from > 0)
+      old.push_back(it->path());
   }
   for (const fs::path& part : old) storage::remove_part(part);
 }

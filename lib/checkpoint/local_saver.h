@@ -57,7 +57,7 @@ class LocalSaver {
 
  private:
   struct Work {
-    int64_t step = 0, keep_from = 0;  // older parts are removed
+    int64_t step = 0, keep_from = 0;  // the newest complete step; 0: none
     int io_threads = 1;
     SavedState state;
     SaveOptions options;
@@ -69,8 +69,9 @@ class LocalSaver {
   Result run(const Work& work);
   void write(const Work& work, Result& result);
   std::filesystem::path write_part(const Work& work);
-  void remove_before(int64_t step) const;
+  void remove_old(const Work& work) const;
   void send(const std::filesystem::path& part, const LocalPeer& peer);
+  void not_sent(Result& result, const LocalPeer& peer, const std::string& why) const;
   void go_on() const;
 
   const comm::HostCollectives& control_;

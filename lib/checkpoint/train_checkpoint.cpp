@@ -33,10 +33,11 @@ std::vector<ReplicatedTensor> replicated_of(const CheckpointParts& t, bool of_mo
 }
 
 // Ranks that own the same elements are often on the same host. They read these once from the disk,
-// through the page cache.
+// through the page cache. So do ranks of tensor parallelism, whose columns are in the same blocks.
 storage::ReadOptions read_options(const CheckpointParts& t) {
   return {.io_threads = t.io_threads,
-          .direct = t.copies.dense.ranks == 1 && t.copies.experts.ranks == 1};
+          .direct = t.copies.dense.ranks == 1 && t.copies.experts.ranks == 1 &&
+                    t.tensor_parallel.size() == 1};
 }
 
 // Refuses tensors that are not `used`, or whose type is not one of `types`. An unused tensor in the

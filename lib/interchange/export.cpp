@@ -344,8 +344,11 @@ Exported export_hf(const fs::path& checkpoint, const fs::path& output,
 Exported write_consolidated(const fs::path& checkpoint, const fs::path& folder,
                             const ExportPart& part, const ExportOptions& options) {
   std::error_code error;
-  const fs::path index = storage::manifest_path(checkpoint);
-  if (!wait_until([&] { return fs::is_regular_file(index, error); })) throw unseen(index);
+  // Which of the two files there is depends on the format, and on what this host sees.
+  const auto listed = [&] {
+    return fs::is_regular_file(storage::manifest_path(checkpoint), error);
+  };
+  if (!wait_until(listed)) throw unseen(storage::manifest_path(checkpoint));
   const auto weights = open_checkpoint_tensors(checkpoint, storage::TensorSet::weights);
   const Contents contents = contents_of(checkpoint, *weights, options, part.rank == 0);
   storage::make_folders(folder);

@@ -64,6 +64,11 @@ void write_local_run(const fs::path& run_dir, const LocalRun& run) {
   write_file_atomic(run_dir / kLocalRun, run.name + "\n");
 }
 
+void remove_local_run(const fs::path& run_dir) {
+  std::error_code error;
+  fs::remove(run_dir / kLocalRun, error);
+}
+
 std::string refusal(const std::vector<LocalNeed>& hosts, int64_t most) {
   for (const LocalNeed& h : hosts) {
     const std::string need = fmt::format("copies of {} steps take {} on {}", kKeptSteps,
@@ -219,8 +224,8 @@ std::optional<storage::CheckpointRef> LocalCopies::find_start(int64_t after) {
     for (const int first : first_of_) hosts.push_back(parse_host_parts(all[size_t(first)]));
     const auto choice = newest_copy(hosts, after, refused);
     if (!choice) return std::nullopt;
-    if (drop_damaged(*choice)) continue;
     try {
+      if (drop_damaged(*choice)) continue;
       return assemble(*choice);
     } catch (const checkpoint::SaveError& e) {  // on all ranks
       refused.insert(choice->id);
@@ -242,18 +247,23 @@ std::vector<storage::LocalPart> LocalCopies::provided(const LocalChoice& choice)
   return parts;
 }
 
-// Reads the parts that this host provides, and removes those that are damaged. Returns whether
-// there is one on any host.
+// Reads this host's parts of the copy, which its ranks use even if another host provides them, and
+// removes those that are damaged. Returns whether there is one on any host. Throws SaveError on all
+// ranks if a host cannot read.
 bool LocalCopies::drop_damaged(const LocalChoice& choice) {
   std::vector<storage::LocalPart> bad;
-  on_hosts([&] {
-    std::vector<storage::LocalPart> parts = provided(choice);
+  const std::string error = on_hosts([&] {
+    std::vector<storage::LocalPart> parts = sound_parts();
+    std::erase_if(parts, [&](const storage::LocalPart& p) {
+      return CopyId(p.description.name.step, p.description.name.start) != choice.id;
+    });
     std::vector<std::future<bool>> checks;
     for (const storage::LocalPart& p : parts)
       checks.push_back(std::async(std::launch::async, storage::is_sound_part, p));
     for (size_t i = 0; i < parts.size(); ++i)
       if (!checks[i].get()) bad.push_back(std::move(parts[i]));
   });
+  if (!error.empty()) throw checkpoint::SaveError(error);
   for (const storage::LocalPart& p : bad) {
     log::warn(
         fmt::format("{} is damaged, and is removed; another copy is tried", p.folder.string()));
@@ -309,10 +319,12 @@ void LocalCopies::gather_files(const LocalChoice& choice,
                                const std::set<std::string>& read, const fs::path& folder) {
   fs::remove_all(folder.parent_path());
   fs::create_directories(folder);
+  std::set<std::string> sound;
+  for (const storage::LocalPart& p : sound_parts()) sound.insert(p.description.name.text());
   for (const storage::PartDescription& part : parts) {
     const std::string name = part.name.text();
     const fs::path own = folder_->path() / name;
-    const bool here = !damaged_.contains(name) && fs::exists(own);
+    const bool here = sound.contains(name);
     std::optional<comm::FileClient> client;
     for (const auto& [file, bytes] : part.sizes) {
       if (here) {
@@ -346,6 +358,14 @@ void LocalCopies::release_start() {
   for (const storage::LocalPart& p : storage::list_parts(folder_->path()))
     if (CopyId(p.description.name.step, p.description.name.start) != from_)
       storage::remove_part(p.folder);
+}
+
+void LocalCopies::record() const {
+  const fs::path& run_dir = trainer_.plan().folders.run_dir;
+  if (on())
+    write_local_run(run_dir, run_);
+  else
+    remove_local_run(run_dir);
 }
 
 std::vector<LocalNeed> LocalCopies::needs(int64_t own_bytes) const {

@@ -31,6 +31,7 @@ struct LocalRun {
 // Returns the name of the copies that the run may continue from, or a new name.
 LocalRun local_run(const std::filesystem::path& run_dir, bool continues);
 void write_local_run(const std::filesystem::path& run_dir, const LocalRun& run);
+void remove_local_run(const std::filesystem::path& run_dir);  // if there is one
 
 // The memory that local copies take on a host.
 struct LocalNeed {
@@ -57,8 +58,9 @@ class LocalCopies {
   void leave(ChosenStart& start, const storage::DamagedCheckpoint& damage);
   // Removes the copies that this start does not need. Call it when the start was read.
   void release_start();
-  // Records in the run folder that these copies are those of its run. Only rank 0 calls it.
-  void record() const { write_local_run(trainer_.plan().folders.run_dir, run_); }
+  // Records in the run folder that these copies are those of its run. If none are made, no later
+  // start may use the copies of earlier ones. Only rank 0 calls it.
+  void record() const;
 
   // Makes the memory for copies. Returns a text for the banner.
   // Only rank 0 has a reporter.

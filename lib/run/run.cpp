@@ -392,7 +392,10 @@ class Training {
          }))
       note(line);
     write_job(plan_.folders, job_ids, job_.restarts, start_.saved());
-    if (local_) local_->record();
+    if (local_)
+      local_->record();
+    else
+      remove_local_run(plan_.folders.run_dir);  // this start is not in the copies of earlier ones
     if (plan_.checkpoint.keep_best > 0) find_best();
   }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/file.h"
 #include "base/log.h"
 #include "observe/progress.h"
 #include "run/async_choice.h"
@@ -43,7 +44,21 @@ std::string RunSaver::choose() {
                                                        device.allocator().reserved().current);
   const AsyncChoice choice =
       choose_async(p_.trainer.control(), options_, checkpoint::snapshot_bytes(parts), comes);
-  if (choice.on) background_.emplace(device, parts, p_.trainer.world().mailbox());
+  if (!choice.on) return choice.text;
+  // A host may refuse memory that looked free.
+  std::string error;
+  try {
+    background_.emplace(device, parts, p_.trainer.world().mailbox());
+  } catch (const RunError& e) {
+    error = fmt::format("{}: {}", host_name(), e.message());
+  }
+  for (const std::string& of_rank : p_.trainer.control().texts(error)) {
+    if (of_rank.empty()) continue;
+    if (options_.async == plan::CheckpointOptions::Async::on)
+      throw RunError("checkpoint.async: " + of_rank, "set checkpoint.async: auto or false");
+    background_.reset();
+    return fmt::format("training waits: {} (checkpoint.async: auto)", of_rank);
+  }
   return choice.text;
 }
 

@@ -163,7 +163,9 @@ class PendingTimings {
 
 std::shared_ptr<void> pinned(int64_t bytes) {
   void* memory = nullptr;
-  MT_CUDA(cudaHostAlloc(&memory, size_t(bytes), cudaHostAllocDefault));
+  const cudaError_t result = cudaHostAlloc(&memory, size_t(bytes), cudaHostAllocDefault);
+  if (result != cudaSuccess) cudaGetLastError();  // a caller may continue without this memory
+  MT_CUDA(result);
   return {memory, [](void* p) { cudaFreeHost(p); }};
 }
 
