@@ -16,7 +16,7 @@
 
 namespace mtrain::checkpoint {
 
-// Where the FileServer of another host's rank listens.
+// A rank of another host, whose FileServer listens at this address.
 struct LocalPeer {
   std::string host, address;
   uint16_t port = 0;

@@ -1,4 +1,4 @@
-// Which files of a checkpoint a rank reads.
+// Finds the files of a checkpoint that a rank reads.
 #pragma once
 #include <vector>
 

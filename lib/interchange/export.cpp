@@ -344,7 +344,7 @@ Exported export_hf(const fs::path& checkpoint, const fs::path& output,
 Exported write_consolidated(const fs::path& checkpoint, const fs::path& folder,
                             const ExportPart& part, const ExportOptions& options) {
   std::error_code error;
-  // Which of the two files there is depends on the format, and on what this host sees.
+  // The file that lists the tensors depends on the format, and on what this host sees.
   const auto listed = [&] {
     return fs::is_regular_file(storage::manifest_path(checkpoint), error);
   };

@@ -23,7 +23,7 @@ namespace mtrain::run {
 
 class Reporter;
 
-// Which local copies belong to a run: the file local.txt in its folder has their name.
+// The local copies that belong to a run. The file local.txt in its folder has their name.
 struct LocalRun {
   std::string name;      // of the run's folder on each host
   std::string replaced;  // the name of copies that no run continues from; empty if there are none

@@ -43,7 +43,7 @@ class Counting : public data::Dataset {
   int64_t seq_length() const override { return kSeq; }
 };
 
-// Of all threads of this process.
+// The processor time of all threads of this process.
 double processor_seconds() { return double(std::clock()) / CLOCKS_PER_SEC; }
 
 double seconds_since(std::chrono::steady_clock::time_point begin) {

@@ -195,7 +195,7 @@ TEST_CASE("a rank that cannot write fails the copy on all ranks, and older copie
   }
   const std::vector<std::string> names = names_in(copies.path);
   for (const int rank : {0, 1}) CHECK(std::ranges::count(names, part(2, rank)) == 1);
-  // Of rank 0 also step 4, but not step 3, which is not complete either.
+  // Rank 0 also has step 4, but not step 3, which is not complete either.
   CHECK(storage::list_parts(copies.path).size() == 3);
   CHECK(std::ranges::count(names, part(4, 0)) == 1);
 }

@@ -10,7 +10,7 @@ using namespace mtrain;
 
 namespace {
 
-// Of different lengths; rank 1 has none.
+// The texts have different lengths; that of rank 1 is empty.
 std::string text_of(int rank) {
   return rank == 1 ? "" : std::string(size_t(7 + 100 * rank), char('a' + rank)) + '\0';
 }
