@@ -84,7 +84,8 @@ class ShardedParams : public ParamSync {
     if (options_.forward_prefetch > 0 && at <= options_.forward_prefetch) gather(state);
   }
 
-  // Which slots units have, and in which order their memory is reused.
+  // A captured graph holds for these slots of units, and for this order in which their memory is
+  // reused.
   model::HookState hook_state() const override {
     const auto saved = std::make_shared<Saved>(Saved{states_, slots_.state()});
     std::vector<int64_t> key;
