@@ -134,6 +134,7 @@ const ReadElsewhere kElsewhere[] = {
 const ReadElsewhere kMembersElsewhere[] = {
     {"ContextOptions.methods", "lib/parallel/apply_parallelism.cpp", "of_layer()"},
     {"ShardedParamsOptions.passes_pair", "lib/parallel/data/sharded_params.cpp", "units_at_once()"},
+    {"TrainOptions.epoch_samples", "lib/plan/options/train_options.h"},  // in last_step()
     {"Layout.ep_shard", "lib/plan/memory.cpp"},
 };
 

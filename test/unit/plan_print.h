@@ -152,8 +152,8 @@ class Print {
   MEMBERS(Fp8Options, on, begin, end, formats, delayed, margin, history, most_recent)
   MEMBERS(LinearFormats, input, weight, gradient)
   MEMBERS(QuantFormat, element, blocks)
-  MEMBERS(TrainOptions, epochs, steps, global_batch_size, seed, log_every, time_every, check_loss,
-          check_grads, grads_per_micro_batch, exit_interval, exit_minutes)
+  MEMBERS(TrainOptions, epochs, epoch_samples, steps, global_batch_size, seed, log_every,
+          time_every, check_loss, check_grads, grads_per_micro_batch, exit_interval, exit_minutes)
   MEMBERS(ValidationOptions, every_steps, steps)
   MEMBERS(LocalCopyOptions, dir, every_steps, replicas, max_bytes, replica_bytes_per_s)
   MEMBERS(CheckpointOptions, every_steps, keep, keep_every, keep_best, at_end, local, consolidated,

@@ -149,20 +149,26 @@ TEST_CASE("a run of epochs ends with its samples, whatever the size of earlier b
   struct Row {
     const char* what;
     std::optional<double> epochs;
-    int64_t steps, batch, steps_done, samples_done, last;
+    int64_t steps, batch, steps_done, samples_done, last, samples = steps * batch;
   };
-  for (const Row& row : std::vector<Row>{{"steps count steps", {}, 20, 8, 5, 20, 20},
-                                         {"the beginning", 1., 20, 8, 0, 0, 20},
-                                         {"the same batch", 1., 20, 8, 5, 40, 20},
-                                         {"smaller batches before", 1., 20, 8, 10, 40, 25},
-                                         {"larger batches before", 1., 20, 8, 5, 80, 15},
-                                         {"a part of a batch is left", 1., 20, 8, 6, 78, 17},
-                                         {"all samples are done", 1., 20, 8, 40, 160, 40},
-                                         {"a part of a batch too many", 1., 20, 8, 11, 165, 11},
-                                         {"too many of the same batch", 1., 20, 8, 25, 200, 20}}) {
+  for (const Row& row :
+       std::vector<Row>{{"steps count steps", {}, 20, 8, 5, 20, 20},
+                        {"the beginning", 1., 20, 8, 0, 0, 20},
+                        {"the same batch", 1., 20, 8, 5, 40, 20},
+                        {"smaller batches before", 1., 20, 8, 10, 40, 25},
+                        {"larger batches before", 1., 20, 8, 5, 80, 15},
+                        {"a part of a batch is left", 1., 20, 8, 6, 78, 17},
+                        {"all samples are done", 1., 20, 8, 40, 160, 40},
+                        {"a part of a batch too many", 1., 20, 8, 11, 165, 11},
+                        {"too many of the same batch", 1., 20, 8, 25, 200, 20},
+                        {"the data end within a batch", 1., 7, 16, 5, 40, 9, 100},
+                        {"finished by another batch", 1., 16, 64, 100, 1000, 100, 1000},
+                        {"finished by the same batch", 1., 7, 16, 7, 112, 7, 100}}) {
     INFO(row.what);
-    const plan::TrainOptions train{
-        .epochs = row.epochs, .steps = row.steps, .global_batch_size = row.batch};
+    const plan::TrainOptions train{.epochs = row.epochs,
+                                   .epoch_samples = row.samples,
+                                   .steps = row.steps,
+                                   .global_batch_size = row.batch};
     CHECK(plan::last_step(train, row.steps_done, row.samples_done) == row.last);
   }
 }

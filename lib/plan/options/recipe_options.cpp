@@ -197,6 +197,7 @@ Fp8Options fp8_options(const recipe::MixedPrecisionConfig& p, int64_t layers) {
 
 TrainOptions train_options(const Recipe& r) {
   return {.epochs = r.train.epochs,
+          .epoch_samples = r.epoch_samples,
           .steps = r.steps_known() ? r.train.steps : 0,
           .global_batch_size = r.train.global_batch_size,
           .seed = r.train.seed,

@@ -10,6 +10,7 @@ namespace mtrain::plan {
 
 struct TrainOptions {
   std::optional<double> epochs;  // set if the recipe gives epochs instead of steps
+  int64_t epoch_samples = 0;     // of all epochs; 0 without epochs
   // `steps` is 0 while it depends on data whose size is not known yet.
   int64_t steps = 0, global_batch_size = 0, seed = 0, log_every = 10;
   std::optional<int64_t> time_every;           // empty: the first ten, then those that are logged
@@ -24,7 +25,7 @@ struct TrainOptions {
 // samples: if earlier steps had batches of another size, another number of steps makes them.
 inline int64_t last_step(const TrainOptions& train, int64_t steps, int64_t samples) {
   const int64_t batch = train.global_batch_size;
-  const int64_t rest = train.epochs ? train.steps * batch - samples : 0;
+  const int64_t rest = train.epochs ? train.epoch_samples - samples : 0;
   if (!train.epochs) return train.steps;
   return rest >= 0 ? steps + ceil_div(rest, batch) : steps - -rest / batch;
 }

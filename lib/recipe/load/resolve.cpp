@@ -220,6 +220,8 @@ void resolve_epochs(Recipe& r, int64_t samples, Diagnostics& diagnostics) {
                     epochs, samples, steps),
         "train for fewer epochs");
   r.train.steps = int64_t(steps);
+  r.epoch_samples =
+      std::max<int64_t>(1, int64_t(std::ceil(epochs * double(samples) * (1 - kRounding))));
   r.origins["train.steps"] = Origin::derived;
   diagnostics.resolved(
       "train.steps", fmt::format("{}: train.epochs={:g} of {} samples, {} in a step", r.train.steps,
