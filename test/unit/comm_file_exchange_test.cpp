@@ -144,7 +144,6 @@ TEST_CASE("a stranger without the token reads and writes nothing") {
         greeting + std::string(32, 'n') + std::string(32, 'p') + "G", std::string(1 << 16, 'x')}) {
     const std::string answer = answer_to(s.server.port(), bytes);
     CHECK(answer.find("the weights") == std::string::npos);
-    CHECK(answer.find('!') == std::string::npos);
     CHECK(answer.size() <= greeting.size() + 64);
   }
   FileClient client = s.client();  // the server is still there
