@@ -80,6 +80,7 @@ int run_program(int argc, char** argv) {
   mtrain::add_schedule_command(app);
   mtrain::add_timeline_command(app);
   mtrain::add_watch_command(app);
+  mtrain::add_status_command(app);
   mtrain::add_schema_command(app);
   mtrain::add_explain_command(app);
   mtrain::add_completion_command(app);
