@@ -16,6 +16,7 @@
 #include "apps/prepare.h"
 #include "apps/train_options.h"
 #include "base/error.h"
+#include "base/file.h"
 #include "base/standard_streams.h"
 #include "base/strings.h"
 #include "launch/agent.h"
@@ -28,6 +29,7 @@
 #include "recipe/load/flags.h"
 #include "recipe/load/misplaced_words.h"
 #include "storage/checkpoint_dir.h"
+#include "storage/run_record.h"
 
 namespace fs = std::filesystem;
 using namespace mtrain;
@@ -125,6 +127,23 @@ std::string unsaved_after(const plan::FolderOptions& folders) {
   }
 }
 
+// Writes into run.json what the launcher knows better than rank 0, which may be dead.
+void record_failure(const std::string& run_dir, const launch::JobFailure& f) {
+  storage::JobEnd end{
+      .job = f.job,
+      .state = f.interrupted ? storage::RunState::interrupted : storage::RunState::failed,
+      .exit_code = f.exit_code,
+      .step = f.step,
+      .culprit = storage::RunCulprit{.rank = f.culprit.value_or(-1),
+                                     .host = f.culprit ? host_name() : "",
+                                     .message = f.message}};
+  try {
+    storage::record_job_end(run_dir, end);
+  } catch (const std::exception& e) {
+    print_warning("mtrain-launch", fmt::format("run.json does not have the end: {}", e.what()));
+  }
+}
+
 // Checks the recipe, and reports its mistakes once, before any rank starts. Sets the environment
 // variables of the ranks: launch.env, and those that must be set before a rank's process begins.
 void check_recipe(const TrainOptions& training, launch::AgentOptions& o) {
@@ -144,6 +163,11 @@ void check_recipe(const TrainOptions& training, launch::AgentOptions& o) {
                     fmt::format("the environment's value of {} overrides the recipe's", name));
   o.environment = std::move(env);
   o.unsaved = [folders = run_plan.folders] { return unsaved_after(folders); };
+  // One of the hosts writes it, with what its launcher knows.
+  if (o.node == 0)
+    o.on_failure = [folders = run_plan.folders](const launch::JobFailure& failure) {
+      record_failure(folders.run_dir, failure);
+    };
 }
 
 // Returns the command that continues the job. Ranks print it, so it omits the values of their

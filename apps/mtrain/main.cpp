@@ -8,6 +8,7 @@
 #include "apps/command_line.h"
 #include "apps/prepare.h"
 #include "base/bus_errors.h"
+#include "base/crashes.h"
 #include "base/error.h"
 #include "base/standard_streams.h"
 #include "base/strings.h"
@@ -79,6 +80,7 @@ int run_program(int argc, char** argv) {
   mtrain::add_schedule_command(app);
   mtrain::add_timeline_command(app);
   mtrain::add_watch_command(app);
+  mtrain::add_status_command(app);
   mtrain::add_schema_command(app);
   mtrain::add_explain_command(app);
   mtrain::add_completion_command(app);
@@ -101,7 +103,9 @@ int report(const std::exception& error) {
 
 int main(int argc, char** argv) {
   mtrain::open_closed_standard_streams();
-  mtrain::name_bus_errors(mtrain::launch::error_file_of_handlers());
+  const auto write = mtrain::launch::error_file_of_handlers();
+  mtrain::report_crashes(write);
+  mtrain::name_bus_errors(write);
   try {
     return run_program(argc, argv);
   } catch (const std::exception& e) {

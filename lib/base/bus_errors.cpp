@@ -22,6 +22,7 @@ struct Mapping {
 std::atomic<Mapping*> mappings{nullptr};
 std::mutex changes;
 std::atomic<void (*)(const char*)> teller{nullptr};
+struct sigaction before {};  // the handler of faults that are not in a mapping of a file
 
 void write_all(const char* text) {
   for (size_t left = std::strlen(text); left > 0;) {
@@ -32,7 +33,7 @@ void write_all(const char* text) {
   }
 }
 
-void on_bus_error(int, siginfo_t* info, void*) {
+void on_bus_error(int signal, siginfo_t* info, void* context) {
   const auto at = uintptr_t(info->si_addr);
   for (const Mapping* m = mappings; m; m = m->next) {
     const uintptr_t begin = m->begin;
@@ -43,6 +44,7 @@ void on_bus_error(int, siginfo_t* info, void*) {
     write_all("\n");
     ::_exit(1);
   }
+  if (before.sa_flags & SA_SIGINFO) return before.sa_sigaction(signal, info, context);
   // Returning repeats the fault, which now ends the process.
   std::signal(SIGBUS, SIG_DFL);
 }
@@ -75,9 +77,11 @@ void name_bus_errors(void (*tell)(const char* message)) {
   teller = tell;
   struct sigaction action {};
   action.sa_sigaction = on_bus_error;
-  action.sa_flags = SA_SIGINFO;
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK;
   sigemptyset(&action.sa_mask);
-  sigaction(SIGBUS, &action, nullptr);
+  struct sigaction present {};
+  sigaction(SIGBUS, &action, &present);
+  if (present.sa_sigaction != on_bus_error) before = present;
 }
 
 }  // namespace mtrain

@@ -1,26 +1,44 @@
 #include "device/flight_recorder.h"
 
-#include <algorithm>
-
-#include <fmt/core.h>
+#include <utility>
 
 namespace mtrain::device {
 
-void FlightRecorder::record(const char* launch, const Stream& stream, uint64_t number) {
-  std::lock_guard lock(mutex_);
-  ring_[count_++ % kEntries] = {launch, &stream, number};
+namespace {
+// A GPU asks its driver what has finished; therefore not every launch asks.
+constexpr uint64_t kBetweenUpdates = 32;
+}  // namespace
+
+void FlightRecorder::show_in(std::shared_ptr<Pulse> pulse) {
+  pulse_ = std::move(pulse);
+  for (const auto& stream : streams_)
+    if (stream) name(*stream);
 }
 
-std::vector<std::string> FlightRecorder::lines(int last) const {
-  std::lock_guard lock(mutex_);
-  const uint64_t n = std::min({count_, uint64_t(last), uint64_t(kEntries)});
-  std::vector<std::string> out;
-  for (uint64_t i = count_ - n; i < count_; ++i) {
-    const Entry& e = ring_[i % kEntries];
-    out.push_back(fmt::format("{:>8} #{:<7} {:<24} {}", e.stream->name(), e.number, e.launch,
-                              e.stream->completed() >= e.number ? "done" : "pending"));
+void FlightRecorder::name(const Stream& stream) {
+  const StreamKind kind = stream.id().kind;
+  pulse_->name_stream(stream.index(), stream.name(),
+                      kind != StreamKind::compute && kind != StreamKind::copy);
+}
+
+void FlightRecorder::record(const char* launch, const Stream& stream, uint64_t number) {
+  if (const auto index = size_t(stream.index());
+      index < streams_.size() && !streams_[index].load(std::memory_order_relaxed)) {
+    name(stream);
+    streams_[index] = &stream;
   }
-  return out;
+  pulse_->launch(stream.index(), number, launch);
+  if (++count_ % kBetweenUpdates == 0) update();
+}
+
+void FlightRecorder::update() {
+  for (size_t i = 0; i < streams_.size(); ++i)
+    if (const Stream* stream = streams_[i]) pulse_->set_done(int(i), stream->completed());
+}
+
+std::vector<std::string> FlightRecorder::lines(int last) {
+  update();
+  return launch_lines(pulse_->state(), last);
 }
 
 }  // namespace mtrain::device

@@ -28,6 +28,7 @@
 #include "launch/output_stream.h"
 #include "launch/port_claim.h"
 #include "launch/rank_output.h"
+#include "launch/rank_pulses.h"
 #include "launch/signals.h"
 #include "launch/watchdog.h"
 
@@ -164,7 +165,10 @@ class Attempt {
       while (const int signal = job_.signals.next()) on_signal(signal);
       pump(fds);
       reap();
-      if (failed_at_) press();
+      if (failed_at_)
+        press();
+      else if (!hang_ && (hang_ = pulses_.look(Clock::now())))
+        kill_all(SIGKILL);
     }
     const bool well = std::all_of(children_.begin(), children_.end(), ended_well);
     kill_groups();  // processes that a rank has left would continue to write
@@ -188,15 +192,16 @@ class Attempt {
            });
   }
 
-  // Prints why the job failed, and returns the exit code for that cause.
-  int report() const {
+  // Prints why the job failed, and returns the cause, with its exit code.
+  JobFailure report() const {
+    if (hang_) return report_hang();
     const Child* cause = nullptr;
     std::optional<RankError> error;
     // The rank with the lowest weight is the first cause. A rank that died without an error file
     // causes the errors of others; next come errors that are not about peers.
     const auto weight = [](const Child& c, const std::optional<RankError>& e) {
       if (c.asked_to_end && !e) return 3;
-      if (!e) return 0;
+      if (!e || e->kind == ErrorKind::crash) return 0;
       return e->kind == ErrorKind::comm ? 2 : 1;
     };
     for (const Child& c : children_) {
@@ -208,14 +213,17 @@ class Attempt {
       };
       if (!cause || earlier()) cause = &c, error = std::move(e);
     }
-    if (!cause) return 1;
-    std::string text = fmt::format("mtrain-launch: error: rank {} {}", cause->rank,
-                                   error ? "failed: " + error->message : end_of(*cause));
+    if (!cause) return failure(1, {}, "");
+    const std::string message = fmt::format("rank {} {}", cause->rank,
+                                            error ? "failed: " + error->message : end_of(*cause));
+    std::string text = "mtrain-launch: error: " + message;
     if (error && !error->hint.empty()) text += "\n  hint: " + error->hint;
-    if (error && !error->launches.empty()) {
-      text += fmt::format("\n  last launches of rank {}:", cause->rank);
-      for (const auto& line : error->launches) text += "\n    " + line;
-    }
+    if (error) text += lines_below(fmt::format("rank {} was at", cause->rank), error->frames);
+    // A rank that died could not write them.
+    const bool died = !error || error->kind == ErrorKind::crash;
+    text +=
+        lines_below(fmt::format("last launches of rank {}", cause->rank),
+                    died ? launch_lines(pulses_.state(cause->rank), kLaunches) : error->launches);
     job_.console.say(text);
     for (const Child& c : children_)
       if (&c != cause && !ended_well(c) && !c.asked_to_end && !read_error_file(c.error_file))
@@ -223,10 +231,39 @@ class Attempt {
     const bool usage =
         cause->status && WIFEXITED(*cause->status) &&
         (WEXITSTATUS(*cause->status) == kUsage || WEXITSTATUS(*cause->status) == kNotRun);
-    return usage || (error && error->kind == ErrorKind::user) ? 2 : 1;
+    return failure(usage || (error && error->kind == ErrorKind::user) ? 2 : 1, cause->rank,
+                   message);
+  }
+
+  JobFailure failure(int exit_code, std::optional<int> culprit, const std::string& message) const {
+    return {.job = job_.id,
+            .exit_code = exit_code,
+            .step = pulses_.last_step(),
+            .culprit = culprit,
+            .message = message};
   }
 
  private:
+  static constexpr int kLaunches = 20;  // of a rank that died
+
+  static std::string lines_below(const std::string& title, const std::vector<std::string>& lines) {
+    if (lines.empty()) return "";
+    std::string text = fmt::format("\n  {}:", title);
+    for (const std::string& line : lines) text += "\n    " + line;
+    return text;
+  }
+
+  JobFailure report_hang() const {
+    std::string text =
+        fmt::format("mtrain-launch: error: {}\n  hint: {}", hang_->message, hang_->hint);
+    text += lines_below("the ranks of this host", hang_->ranks);
+    if (hang_->culprit)
+      text +=
+          lines_below(fmt::format("last launches of rank {}", *hang_->culprit), hang_->launches);
+    job_.console.say(text);
+    return failure(1, hang_->culprit, hang_->message);
+  }
+
   static std::string end_of(const Child& c) {
     if (!c.status) return "did not end";
     if (WIFSIGNALED(*c.status))
@@ -304,10 +341,13 @@ class Attempt {
     c.local_rank = local_rank;
     c.rank = o_.node * o_.ranks_per_node + local_rank;
     c.error_file = folder_.path() / fmt::format("rank-{}.json", c.rank);
+    const int pulse = pulses_.add(c.rank);
     const int out = output(STDOUT_FILENO, c);
     const int err = one_output(c) ? out : output(STDERR_FILENO, c);
     std::vector<std::string> arguments = o_.command, variables;
-    for (const auto& [name, value] : environment_of(c))
+    auto environment = environment_of(c);
+    environment[Pulse::kVariable] = std::to_string(pulse);
+    for (const auto& [name, value] : environment)
       variables.push_back(fmt::format("{}={}", name, value));
     std::vector<char*> argv, envp;
     for (auto& a : arguments) argv.push_back(a.data());
@@ -323,6 +363,7 @@ class Attempt {
       prctl(PR_SET_PDEATHSIG, SIGKILL);
       job_.watchdog.add_group(getpid());
       if (getppid() != agent) _exit(127);  // the agent has died in between
+      if (pulse >= 0) fcntl(pulse, F_SETFD, 0);
       if (out >= 0) dup2(out, STDOUT_FILENO);
       if (err >= 0) dup2(err, STDERR_FILENO);
       ::signal(SIGPIPE, SIG_DFL);
@@ -335,6 +376,7 @@ class Attempt {
       _exit(kNotRun);
     }
     setpgid(c.pid, c.pid);  // the child does this too; either may be first
+    pulses_.started(c.rank, c.pid);
     if (out >= 0) close(out);
     if (err >= 0 && err != out) close(err);
     children_.push_back(std::move(c));
@@ -399,6 +441,7 @@ class Attempt {
       const bool by_signal = WIFSIGNALED(status) && is_end_signal(WTERMSIG(status));
       if ((by_signal || job_.ends.signal()) && keeps_running(c)) continue;
       c.status = status;
+      pulses_.ended(c.rank);
       const bool stopped = job_.ends.signal() && ended_by_signal(c);
       if (!ended_well(c) && !failed_at_ && !stopped) failed_at_ = Clock::now();
     }
@@ -450,6 +493,8 @@ class Attempt {
   JobFolder folder_;
   std::vector<Child> children_;
   std::vector<RankOutput> outputs_;
+  RankPulses pulses_;
+  std::optional<Hang> hang_;
   std::optional<Clock::time_point> failed_at_;
   bool killed_by_user_ = false;
 };
@@ -512,15 +557,21 @@ int run_starts(const AgentOptions& o, JobState& job) {
     if (attempt.run()) return 0;
     const int signal = job.ends.signal();
     if (attempt.killed_by_user() || attempt.ended_by_user()) {
-      console.say(attempt.killed_by_user()
-                      ? "mtrain-launch: second signal: the ranks were killed"
-                      : fmt::format("mtrain-launch: {} has ended the ranks", name_of(signal)));
+      const std::string why = attempt.killed_by_user()
+                                  ? "second signal: the ranks were killed"
+                                  : fmt::format("{} has ended the ranks", name_of(signal));
+      console.say("mtrain-launch: " + why);
+      JobFailure failure = attempt.failure(128 + signal, {}, why);
+      failure.interrupted = true;
+      if (o.on_failure) o.on_failure(failure);
       tell_unsaved();
       return 128 + signal;
     }
-    int code = attempt.report();
+    JobFailure failure = attempt.report();
     // Input that worked at the first start is not a user's mistake at a later one.
-    if (number > 0) code = 1;
+    if (number > 0) failure.exit_code = 1;
+    const int code = failure.exit_code;
+    if (o.on_failure) o.on_failure(failure);
     const bool restarts = code != 2 && !signal && number < o.max_restarts;
     if (!restarts) {
       if (code != 2) tell_unsaved();

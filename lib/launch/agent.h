@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -13,6 +14,16 @@
 #include "launch/torchrun_options.h"
 
 namespace mtrain::launch {
+
+// Why a start of the job has failed, or was ended by a signal.
+struct JobFailure {
+  std::string job;  // the variable MTRAIN_JOB_ID of its ranks
+  int exit_code = 1;
+  bool interrupted = false;
+  int64_t step = 0;            // the last step that a rank of this host has begun
+  std::optional<int> culprit;  // the rank that is the cause, if one is known
+  std::string message;
+};
 
 struct AgentOptions {
   int ranks_per_node = 1, nodes = 1, node = 0;
@@ -26,6 +37,7 @@ struct AgentOptions {
   std::vector<std::string> command;      // program and arguments of every rank
   std::map<std::string, std::string> environment;  // added to the environment of every rank
   std::function<std::string()> unsaved;            // describes what would be lost now; may be null
+  std::function<void(const JobFailure&)> on_failure;  // called once for each start; may be null
 };
 
 // Runs the job to its end and returns the exit code: 0 if all ranks succeeded. Otherwise it prints

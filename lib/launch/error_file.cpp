@@ -21,11 +21,13 @@ namespace mtrain::launch {
 namespace {
 
 // The names of the kinds in the file.
-constexpr std::pair<ErrorKind, const char*> kWords[] = {{ErrorKind::user, "user"},
-                                                        {ErrorKind::run, "run"},
-                                                        {ErrorKind::comm, "comm"},
-                                                        {ErrorKind::bug, "bug"},
-                                                        {ErrorKind::other, "other"}};
+constexpr std::pair<ErrorKind, const char*> kWords[] = {
+    {ErrorKind::user, "user"}, {ErrorKind::run, "run"},     {ErrorKind::comm, "comm"},
+    {ErrorKind::bug, "bug"},   {ErrorKind::crash, "crash"}, {ErrorKind::other, "other"}};
+
+const char* word_of(ErrorKind kind) {
+  return std::ranges::find(kWords, kind, &std::pair<ErrorKind, const char*>::first)->second;
+}
 
 const char* word_of(const std::exception& e) {
   const auto kind = dynamic_cast<const UserError*>(&e)   ? ErrorKind::user
@@ -33,7 +35,7 @@ const char* word_of(const std::exception& e) {
                     : dynamic_cast<const CommError*>(&e) ? ErrorKind::comm
                     : dynamic_cast<const BugError*>(&e)  ? ErrorKind::bug
                                                          : ErrorKind::other;
-  return std::ranges::find(kWords, kind, &std::pair<ErrorKind, const char*>::first)->second;
+  return word_of(kind);
 }
 
 ErrorKind kind_named(const std::string& word) {
@@ -44,8 +46,8 @@ ErrorKind kind_named(const std::string& word) {
 
 // The data that signal handlers need, since they may neither allocate nor read the environment.
 struct HandlerFile {
-  std::string path, begin;  // `begin` is the JSON up to the message
-  std::string text;         // a buffer
+  std::string path, begin, begin_of_crash;  // the JSON up to the message
+  std::string text;                         // a buffer
 };
 HandlerFile& handler_file() {
   static HandlerFile file;
@@ -60,18 +62,33 @@ void append_json(std::string& to, const char* text, const char* end) {
   }
 }
 
+constexpr size_t kLongestFrame = 512;  // bytes of a frame in JSON
+
 void write_in_handler(const char* text) {
   HandlerFile& file = handler_file();
   const int fd = ::open(file.path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
   if (fd < 0) return;
-  constexpr const char* kHint = "\n  hint: ";
-  const char* end = text + std::strlen(text);
-  const char* hint = std::strstr(text, kHint);
-  file.text += file.begin;
+  constexpr const char *kHint = "\n  hint: ", *kFrame = "\n  at ";
+  const char* frame = std::strstr(text, kFrame);
+  const char* end = frame ? frame : text + std::strlen(text);
+  const char* hint = frame ? nullptr : std::strstr(text, kHint);
+  file.text += frame ? file.begin_of_crash : file.begin;
   append_json(file.text, text, hint ? hint : end);
   file.text += R"(", "hint": ")";
   if (hint) append_json(file.text, hint + std::strlen(kHint), end);
-  file.text += R"(", "launches": []})";
+  file.text += R"(", "launches": [], "frames": [)";
+  constexpr size_t kEnd = 16;  // bytes that must stay free
+  for (bool first = true; frame && file.text.size() + kLongestFrame + kEnd < file.text.capacity();
+       first = false) {
+    frame += std::strlen(kFrame);
+    const char* const next = std::strstr(frame, kFrame);
+    file.text += first ? "\"" : ", \"";
+    append_json(file.text, frame,
+                std::min(next ? next : frame + std::strlen(frame), frame + kLongestFrame / 2));
+    file.text += '"';
+    frame = next;
+  }
+  file.text += "]}";
   if (::write(fd, file.text.data(), file.text.size()) != ssize_t(file.text.size()))
     ::unlink(file.path.c_str());
   ::close(fd);
@@ -83,16 +100,21 @@ WriteErrorText error_file_of_handlers() {
   const char* path = std::getenv("MTRAIN_ERROR_FILE");
   if (!path || !*path) return nullptr;
   const char* rank = std::getenv("RANK");
-  constexpr size_t kMaxBytes = 16384;
+  constexpr size_t kMaxBytes = 32768;
   HandlerFile& file = handler_file();
   file.path = path;
   // The handler writes the time of this call, since it must not format numbers.
-  file.begin = nlohmann::json{{"rank", rank ? std::atoi(rank) : 0},
-                              {"kind", "run"},
-                              {"time", double(std::time(nullptr))}}
-                   .dump();
-  file.begin.pop_back();
-  file.begin += R"(, "message": ")";
+  const auto begin = [rank](ErrorKind kind) {
+    std::string text = nlohmann::json{{"rank", rank ? std::atoi(rank) : 0},
+                                      {"kind", word_of(kind)},
+                                      {"time", double(std::time(nullptr))}}
+                           .dump();
+    text.pop_back();
+    return text + R"(, "message": ")";
+  };
+  file.begin = begin(ErrorKind::run);
+  file.begin_of_crash = begin(ErrorKind::crash);
+  file.text.clear();
   file.text.reserve(kMaxBytes);
   return write_in_handler;
 }
@@ -130,6 +152,7 @@ std::optional<RankError> read_error_file(const std::filesystem::path& path) {
     j.at("hint").get_to(e.hint);
     j.at("time").get_to(e.time);
     j.at("launches").get_to(e.launches);
+    if (j.contains("frames")) j.at("frames").get_to(e.frames);
     return e;
   } catch (const std::exception&) {
     return std::nullopt;

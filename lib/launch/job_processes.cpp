@@ -12,6 +12,8 @@
 #include <string_view>
 #include <thread>
 
+#include "base/pulse.h"
+
 namespace mtrain::launch {
 
 namespace {
@@ -68,7 +70,8 @@ std::vector<JobProcess> job_processes(const std::string& job_id) {
     std::string program = fs::read_symlink(it->path() / "exe", unreadable).filename();
     if (const size_t deleted = program.find(" (deleted)"); deleted != std::string::npos)
       program.resize(deleted);  // as after an upgrade
-    found.push_back({pid, number_or(value_of(variables, "RANK").value_or(""), -1), program});
+    found.push_back({pid, number_or(value_of(variables, "RANK").value_or(""), -1), program,
+                     number_or(value_of(variables, Pulse::kVariable).value_or(""), -1)});
   }
   return found;
 }

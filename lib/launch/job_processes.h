@@ -10,6 +10,7 @@ struct JobProcess {
   pid_t pid = 0;
   int rank = -1;        // -1: its environment names none
   std::string program;  // the name of its file
+  int pulse_fd = -1;    // Pulse::kVariable of its environment; -1: none
 };
 
 // The variable that distinguishes a Slurm job from the jobs that it has submitted.

@@ -33,6 +33,9 @@ MeetingPlan meeting_plan(const Recipe& r, int64_t world) {
           .checkpoint = checkpoint_options(r),
           .device = device_plan(r, world, resolve_overlap(r, layout_of(r, world))),
           .comm = comm_options(r),
+          .limits = {.start_s = r.launch.start_timeout_s,
+                     .save_s = r.launch.save_timeout_s,
+                     .step_s = r.launch.step_timeout_s},
           .recipe = compared_recipe(r)};
 }
 
@@ -41,6 +44,7 @@ MeetingPlan meeting_plan(const RunPlan& plan) {
           .checkpoint = plan.checkpoint,
           .device = plan.device,
           .comm = plan.comm,
+          .limits = {},
           .recipe = plan.text.recipe};
 }
 

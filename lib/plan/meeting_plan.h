@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "base/pulse.h"
 #include "plan/options/device_plan.h"
 #include "plan/options/train_options.h"
 
@@ -21,6 +22,7 @@ struct MeetingPlan {
   CheckpointOptions checkpoint;
   DevicePlan device;
   CommOptions comm;
+  PulseLimits limits;  // of the launcher for ranks that hang
   std::string recipe;  // printed; must be the same on all ranks
 };
 
@@ -31,7 +33,7 @@ DevicePlan device_plan(const recipe::Recipe& recipe, int64_t world, const Overla
 // nor the number of steps.
 MeetingPlan meeting_plan(const recipe::Recipe& recipe, int64_t world);
 
-// Copies the plan out of a RunPlan.
+// Copies the plan out of a RunPlan, without limits.
 MeetingPlan meeting_plan(const RunPlan& plan);
 
 }  // namespace mtrain::plan

@@ -1,12 +1,15 @@
 #include "run/early_end.h"
 
+#include <utility>
+
 #include "launch/end_signals.h"
 #include "observe/progress.h"
+#include "run/rank_pulse.h"
 
 namespace mtrain::run {
 
-EarlyEnd::EarlyEnd(observe::ProgressLine* screen, bool saves)
-    : saves_(saves), signals_([this, screen] {
+EarlyEnd::EarlyEnd(observe::ProgressLine* screen, bool saves, std::shared_ptr<Pulse> pulse)
+    : saves_(saves), pulse_(std::move(pulse)), signals_([this, screen] {
         if (screen)
           screen->tell(answer_to_signal(launch::name_of(signals_.signal()), doing_, step_, saves_));
       }) {}
@@ -14,6 +17,7 @@ EarlyEnd::EarlyEnd(observe::ProgressLine* screen, bool saves)
 void EarlyEnd::at(Doing doing, int64_t step) {
   step_ = step;
   doing_ = doing;
+  show_activity(*pulse_, doing, step);
 }
 
 void EarlyEnd::progress(int64_t saved, int64_t steps_done,

@@ -3,7 +3,9 @@
 #include <atomic>
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 
+#include "base/pulse.h"
 #include "run/end_texts.h"
 #include "run/signal_guard.h"
 
@@ -16,9 +18,10 @@ namespace mtrain::run {
 class EarlyEnd {
  public:
   // Answers on `screen`, which is null on all ranks but rank 0. `saves`: the run saves a checkpoint
-  // when it ends.
-  EarlyEnd(observe::ProgressLine* screen, bool saves);
+  // when it ends. The pulse shows what the run does.
+  EarlyEnd(observe::ProgressLine* screen, bool saves, std::shared_ptr<Pulse> pulse);
 
+  Pulse& pulse() { return *pulse_; }
   int signal() const { return signals_.signal(); }  // the signal that was received, or 0
   // Sets the current activity of the run; `step` is the current or the last step.
   void at(Doing doing, int64_t step);
@@ -27,6 +30,7 @@ class EarlyEnd {
 
  private:
   const bool saves_;
+  const std::shared_ptr<Pulse> pulse_;
   std::atomic<Doing> doing_ = Doing::starting;
   std::atomic<int64_t> step_ = 0;
   SignalGuard signals_;  // last member, since its thread uses the others

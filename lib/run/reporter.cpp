@@ -172,7 +172,9 @@ void Reporter::add_saves(std::vector<observe::Metric>& metrics) {
 
 void Reporter::add_communication(std::vector<observe::Metric>& metrics,
                                  std::deque<std::string>& names) {
+  exposed_s_ = 0;
   for (const auto& [kind, c] : exposure_->take()) {
+    exposed_s_ += double(c.exposed_ns) * 1e-9;
     const auto add = [&, kind = kind](const char* what, auto value) {
       names.push_back(fmt::format("comm.{}.{}", stream_kind_name(kind), what));
       metrics.push_back({names.back(), value});

@@ -37,7 +37,8 @@ class Reporter {
   void banner(const RunStart& start);  // only prints; writes no file
   // Begins the files of the run. Call it after a checkpoint is loaded.
   void start();
-  void step(const train::StepStats& stats);  // the line and the metrics of a step
+  void step(const train::StepStats& stats);        // the line and the metrics of a step
+  double exposed_s() const { return exposed_s_; }  // communication of the last timed step; -1: none
   // `best`: the loss is lower than the losses of all saved steps.
   void validation(double loss, int64_t samples, bool best);
   void save_failed();  // counts a checkpoint that could not be saved
@@ -89,6 +90,7 @@ class Reporter {
   bool times_all_ = false, timed_ = true;   // whether all steps are timed, and the current one
   int64_t timed_steps_ = 0, timed_ns_ = 0;  // timed steps after the warm-up, and their time
   observe::Exposure::ByKind communication_;
+  double exposed_s_ = -1;
   int64_t starved_ns_ = 0;  // Exposure::take_starved_ns() of the steps in communication_
 };
 

@@ -8,6 +8,7 @@
 
 #include "base/ignore_sigpipe.h"
 #include "base/log.h"
+#include "base/pulse.h"
 #include "base/strings.h"
 #include "base/terminal.h"
 #include "checkpoint/train_checkpoint.h"
@@ -32,12 +33,14 @@
 #include "run/local_copies.h"
 #include "run/open_device.h"
 #include "run/rank_consistency.h"
+#include "run/rank_pulse.h"
 #include "run/reporter.h"
 #include "run/run_checkpoint.h"
 #include "run/run_folder.h"
 #include "run/run_lock.h"
 #include "run/run_log.h"
 #include "run/run_saver.h"
+#include "run/run_status.h"
 #include "run/run_trace.h"
 #include "run/start_choice.h"
 #include "storage/damaged_checkpoint.h"
@@ -54,15 +57,18 @@ class Training {
  public:
   // Rank 0 has the screen, the lock, and the checkpoint from which the run starts, if there is one.
   Training(const RunPlan& plan, const RunOptions& options, comm::World world,
-           observe::ProgressLine* screen, RunLock* lock, ClaimedStart claimed)
+           std::shared_ptr<Pulse> pulse, observe::ProgressLine* screen, RunLock* lock,
+           RunStatus* status, ClaimedStart claimed)
       : plan_(plan),
         job_(options.job),
         report_{.profile = options.profile, .verbose = options.verbose},
         continue_command_(options.continue_command),
         screen_(screen),
         lock_(lock),
+        status_(status),
         claimed_(std::move(claimed)),
         device_(open_device(plan.device, options.job)),
+        pulse_(*device_, pulse),
         ids_(train::id_check(plan.dataset.tokenizer, plan.model.vocab)),
         data_(train::open_training_data(plan.dataset, ids_)),
         validation_data_(train::open_validation_data(plan.dataset, ids_)),
@@ -98,9 +104,10 @@ class Training {
 
   void run_steps() {
     // Before the ranks wait for each other: no rank then trains without these signal handlers.
-    early_end_.emplace(screen_, plan_.checkpoint.at_end);
+    early_end_.emplace(screen_, plan_.checkpoint.at_end, pulse_.shared());
     agree_on_start();
     if (nothing_to_do()) return all_ranks_here();  // rank 0 serves the store and must end last
+    if (status_) status_->at(progress_.steps_done, last_step());
     open_reports();
     make_saver();
     const std::string saving = saver_->choose();
@@ -128,6 +135,8 @@ class Training {
     const int64_t first = trainer_.steps_done();
     profiled_ = trainer_.control().any(report_.profile);
     saver_->report_progress();
+    pulse_->set_last_step(trainer_.last_step());
+    if (status_) status_->at(trainer_.steps_done(), trainer_.last_step());
     std::string end = asked_to_end();  // why the run ends early; empty while it continues
     while (end.empty() && trainer_.steps_done() < trainer_.last_step()) {
       early_end_->at(Doing::step, trainer_.steps_done() + 1);
@@ -135,8 +144,9 @@ class Training {
       if (trace_) trace_->step_begins();
       const train::StepStats stats =
           trainer_.step(may_run_ahead(trainer_.steps_done() + 1 - first));
+      pulse_.step_done(stats.ended);
       if (trace_) trace_->step_done(stats.step);
-      if (reporter_) reporter_->step(stats);
+      if (reporter_) report(stats);
       if (tuner && trainer_.steps_done() < trainer_.last_step())
         choose(std::exchange(tuner, nullptr));
       if (trainer_.graphs()) note(trainer_.graphs()->take_failure());
@@ -162,8 +172,13 @@ class Training {
       end = why_end(std::chrono::steady_clock::now() - started);
     }
     if (end.empty() && evaluated_.step != trainer_.steps_done()) evaluate();
+    end_run(end);
+  }
+
+  // `why` is empty if all steps are done.
+  void end_run(const std::string& why) {
     if (screen_) screen_->keep();
-    note(end);
+    note(why);
     saver_->finish_write();
     early_end_->at(Doing::ending, trainer_.steps_done());
     // The checkpoint of a best step is saved again if it has no loss, as one from an earlier start.
@@ -174,8 +189,14 @@ class Training {
     if (local_) local_->end(/*saved=*/saver_->newest().step == trainer_.steps_done());
     if (trace_) note(trace_->finish());
     if (reporter_) reporter_->finish();
-    if (!end.empty()) tell_how_to_continue();
+    if (!why.empty()) tell_how_to_continue();
+    if (status_) status_->ended(trainer_.steps_done(), why);
     all_ranks_here();  // rank 0 serves the store and must end last
+  }
+
+  void report(const train::StepStats& stats) {
+    reporter_->step(stats);
+    pulse_->set_exposed(reporter_->exposed_s());
   }
 
   void choose(const std::unique_ptr<ops::GemmTuner>& tuner) {
@@ -471,6 +492,7 @@ class Training {
   // Copies this step on the hosts themselves, unless a checkpoint has it.
   void copy_locally(int64_t step) {
     if (saver_->newest().step == step && !saver_->writing()) return;
+    show_activity(*pulse_, Doing::save, step);
     RunSave copy{.exceeds_bytes = agreed_exceeds_bytes(),
                  .data = identity_ ? &*identity_ : nullptr};
     if (evaluated_.step == step) copy.evaluation = evaluated_.result;
@@ -494,6 +516,7 @@ class Training {
   }
 
   void checkpoint_saved() {
+    if (status_) status_->at(saver_->newest().step, trainer_.last_step());
     if (plan_.checkpoint.consolidated != Consolidated::every) return;
     consolidate({});
     consolidated_->committed(saver_->newest().path);
@@ -529,12 +552,14 @@ class Training {
   const launch::Job job_;
   const Reporter::Options report_;
   const std::string continue_command_;
-  observe::ProgressLine* screen_;  // null on all ranks but rank 0, like lock_
+  observe::ProgressLine* screen_;  // null on all ranks but rank 0, like lock_ and status_
   RunLock* lock_;
+  RunStatus* status_;
   ClaimedStart claimed_;  // on rank 0, until all ranks have agreed on start_
   ChosenStart start_;
   checkpoint::TrainProgress progress_;  // of start_
   std::unique_ptr<Device> device_;
+  DevicePulse pulse_;
   const data::IdCheck ids_;
   std::shared_ptr<const data::Dataset> data_;
   std::shared_ptr<const data::Dataset> validation_data_;  // null if the recipe names none
@@ -566,6 +591,7 @@ class Training {
 void run_training(const plan::MeetingPlan& meeting, const std::function<RunPlan()>& make_plan,
                   const RunOptions& options) {
   const IgnoreSigpipe pipes;
+  const std::shared_ptr<Pulse> pulse = Pulse::of_process(options.job.rank);
   std::optional<observe::ProgressLine> screen;  // on one rank per host until ranks are connected
   if (options.job.rank == 0 || options.job.local_rank == 0) screen.emplace();
   const auto waiting = [&](const std::string& text) {
@@ -577,6 +603,9 @@ void run_training(const plan::MeetingPlan& meeting, const std::function<RunPlan(
       screen ? std::function<void(const std::string&)>(waiting) : nullptr);
   if (screen) screen->idle();
   if (world.rank() != 0) screen.reset();
+  // Until here comm.timeout_s is the limit.
+  pulse->set_limits(meeting.limits);
+  show_activity(*pulse, Doing::starting, 0);
   std::optional<RunLog> log;
   try {
     std::optional<RunLock> lock;
@@ -603,9 +632,19 @@ void run_training(const plan::MeetingPlan& meeting, const std::function<RunPlan(
       }
       log.emplace(meeting.folders.run_dir);
     }
-    const RunPlan plan = make_plan();
-    Training(plan, options, world, screen ? &*screen : nullptr, lock ? &*lock : nullptr, start)
-        .run();
+    std::optional<RunStatus> status;
+    if (lock)
+      status.emplace(meeting.folders.run_dir, options.job, *pulse,
+                     continues_run(meeting.folders, options.job));
+    try {
+      const RunPlan plan = make_plan();
+      Training(plan, options, world, pulse, screen ? &*screen : nullptr, lock ? &*lock : nullptr,
+               status ? &*status : nullptr, start)
+          .run();
+    } catch (const std::exception& e) {
+      if (status) status->failed(e);  // while the run has the lock
+      throw;
+    }
   } catch (const std::exception& e) {
     world.abort(e.what());  // peers then do not wait for this rank
     if (log) log::record(fmt::format("error: {}\n", e.what()));

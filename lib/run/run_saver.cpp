@@ -139,6 +139,7 @@ void RunSaver::end_write() {
 std::function<void(std::string_view)> RunSaver::moments(int64_t step) {
   const auto fault = p_.fault ? p_.fault->in_save(step) : nullptr;
   return [this, fault](std::string_view moment) {
+    p_.early_end.pulse().progress();
     try {
       if (moment == "rename") p_.require_ours();
     } catch (...) {

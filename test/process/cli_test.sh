@@ -257,7 +257,7 @@ completes_in_fish() {
     'mtrain completion fish | source; complete -C "$argv[1]"' -- "$2" </dev/null 2>&1 | cut -f 1 >"$work/out"
   grep -qxF -- "$1" "$work/out" || fail "completion of '$2' in fish lacks $1"
 }
-grep -qF "case timeline watch 'checkpoint *'" <("$mtrain" completion fish) || fail "completion of paths for fish"
+grep -qF "case status timeline watch 'checkpoint *'" <("$mtrain" completion fish) || fail "completion of paths for fish"
 grep -qF "complete -c mtrain-launch" <("$mtrain" completion fish) || fail "completion for fish"
 if command -v fish >/dev/null; then
   completes_in_fish explain "mtrain exp"

@@ -351,6 +351,77 @@ def test_the_first_rank_has_a_terminal_where_the_launcher_has_one():
     expect(all(w in text for w in wanted), repr(text))
 
 
+def status(run):
+    """What `mtrain status --json` prints."""
+    text = subprocess.run([MTRAIN, "status", WORK / run, "--json"], check=True, capture_output=True, text=True).stdout
+    return json.loads(text)
+
+
+def test_a_stopped_rank_is_named_within_its_limit():
+    limit = 2
+    job = train("stopped", f"launch.step_timeout_s={limit}")
+    await_that(lambda: len(steps("stopped")) >= 5, "the first steps")
+    expect(status("stopped")["state"] == "running", "a running run has another state")
+    pulses = status("stopped")["pulses"]
+    expect([p["rank"] for p in pulses] == [0, 1] and all(p["phase"] == "step" for p in pulses), f"pulses {pulses}")
+    stopped = pulses[1]["pid"]
+    send([stopped], signal.SIGSTOP)
+    began = time.monotonic()
+    job.ends(1, limit + 5)
+    job.says(r"error: rank 1 on \S+ is stopped: step \d+ of 100000, without progress for 2\.\d s")
+    took = time.monotonic() - began
+    expect(limit <= took + 0.2 and took < limit + 2, f"took {took:.1f} s")
+    job.says(r"rank 0 on \S+: step \d+ .*, at \w+ \(item \d+ of stream \w+, pending\)")
+    job.says(r"rank 1 on \S+, stopped: step")
+    job.says(r"last launches of rank 1:\n +\w+ #\d+ ")
+    end = status("stopped")
+    expect(end["state"] == "failed" and end["exit_code"] == 1 and end["culprit"]["rank"] == 1 and end["step"] >= 5,
+           f"status {end}")
+
+
+def test_a_job_that_is_suspended_as_a_whole_does_not_hang():
+    job = train("suspended", "launch.step_timeout_s=2")
+    await_that(lambda: len(steps("suspended")) >= 5, "the first steps")
+    everybody = [job.pid, *job.ranks()]
+    send(everybody, signal.SIGSTOP)
+    time.sleep(4)
+    send(everybody, signal.SIGCONT)
+    before = len(steps("suspended"))
+    await_that(lambda: len(steps("suspended")) >= before + 5, "steps after the pause")
+    send([job.pid], signal.SIGTERM)
+    expect_saved(job, "suspended")
+    expect(status("suspended")["state"] == "interrupted", "a run that was asked to end has another state")
+
+
+def test_a_rank_that_crashes_leaves_its_frames():
+    job = train("crashed")
+    await_that(lambda: len(steps("crashed")) >= 3, "the first steps")
+    send(job.ranks()[1:2], signal.SIGSEGV)
+    job.ends(1, 10)
+    job.says(r"mtrain-launch: error: rank \d failed: crashed by signal 11 \(Segmentation fault\), which process \d+ has sent"
+             r"\n  rank \d was at:\n    \S+\+0x[0-9a-f]+")
+    job.says(r"last launches of rank \d:\n +\w+ #\d+ ")
+    expect("crashed by signal 11" in status("crashed")["culprit"]["message"], f"status {status('crashed')}")
+
+
+def test_run_json_has_each_end_of_a_run():
+    expect(subprocess.run([MTRAIN, "status", WORK / "nowhere"], capture_output=True).returncode == 2, "status of nothing")
+    train("ends", "train.steps=3").ends(0, 20)
+    expect(status("ends")["state"] == "done" and status("ends")["step"] == 3, f"status {status('ends')}")
+    job = train("ends", "train.steps=100000", "checkpoint.load=latest")
+    await_that(lambda: len(steps("ends")) >= 6, "steps of the second attempt")
+    expect(status("ends")["attempts"] == 2, f"status {status('ends')}")
+    send([job.pid, *job.ranks()], signal.SIGKILL)  # nobody can write the end
+    await_that(lambda: status("ends")["state"] == "lost", "a lost run")
+    job = train("ends", "train.steps=100000", "checkpoint.load=latest", launch=["--max_restarts=1"])
+    await_that(lambda: status("ends")["state"] == "running" and status("ends")["attempts"] == 3, "the third attempt")
+    send(job.ranks()[1:2], signal.SIGKILL)
+    await_that(lambda: status("ends")["state"] == "running" and status("ends")["attempts"] == 4, "the restart")
+    expect("killed by signal 9" in status("ends")["culprit"]["message"], f"status {status('ends')}")
+    send([job.pid], signal.SIGTERM)
+    job.ends(0, 20)
+
+
 def test_logs_are_complete_and_never_overwritten():
     for launch in (0, 1):
         Job("--nproc_per_node=2", "--log_dir", WORK / "logs", "-r", "3", "bash", "-c",

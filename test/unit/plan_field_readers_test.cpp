@@ -113,6 +113,9 @@ struct ReadElsewhere {
 };
 const ReadElsewhere kElsewhere[] = {
     {"launch.env", "apps/mtrain-launch/main.cpp", "variables()"},
+    {"launch.start_timeout_s", "lib/plan/meeting_plan.cpp"},
+    {"launch.save_timeout_s", "lib/plan/meeting_plan.cpp"},
+    {"launch.step_timeout_s", "lib/plan/meeting_plan.cpp"},
     {"hardware.gpus_per_node", "lib/plan/rules/world.cpp"},
     {"hardware.disk_gbps", "lib/plan/checkpoint_cost.cpp"},
     {"hardware.mtbf_hours", "lib/plan/checkpoint_cost.cpp"},

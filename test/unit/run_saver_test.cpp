@@ -29,7 +29,7 @@ struct Saves {
                                         "checkpoint.every_steps=1", "checkpoint.keep=0"},
                                        changes)),
                              std::make_shared<CountingData>())),
-        early_end(nullptr, true),
+        early_end(nullptr, true, std::make_shared<Pulse>()),
         saver(std::in_place, RunSaver::Parts{.trainer = trainer,
                                              .job = job,
                                              .screen = nullptr,

@@ -76,6 +76,8 @@ struct EnvVariable {
 struct LaunchConfig {
   Auto<int64_t> cuda_device_max_connections, layernorm_sm_margin, gemm_sm_margin;
   bool programmatic_dependent_launch = false;
+  double start_timeout_s = 1800, save_timeout_s = 600;
+  Auto<double> step_timeout_s;
   std::map<std::string, EnvVariable> env;
 
   // Returns the variables that have values.
@@ -106,6 +108,19 @@ struct LaunchConfig {
           "norms, activations, rotary embeddings, additions and quantization begin on a GPU while "
           "the previous kernel of their stream ends; needs compute capability 9. The numbers stay "
           "the same"},
+      Field{"start_timeout_s",
+            &LaunchConfig::start_timeout_s,
+            "mtrain-launch ends the job if a rank does not begin its second step within this time "
+            "of the last progress; 0: no limit",
+            {.unit = "seconds", .min = 0, .max = 1e8}},
+      Field{"save_timeout_s",
+            &LaunchConfig::save_timeout_s,
+            "the same for a save, and for the end of a run: the time without progress",
+            {.unit = "seconds", .min = 0, .max = 1e8}},
+      Field{"step_timeout_s",
+            &LaunchConfig::step_timeout_s,
+            "the same for a step; auto: 10 times the median of the last steps, and at least 30 s",
+            {.unit = "seconds", .min = 0, .max = 1e8}},
       Field{"env",
             &LaunchConfig::env,
             "environment variables for the ranks; a variable that is already set keeps its value. "

@@ -1,0 +1,169 @@
+#include "launch/rank_pulses.h"
+
+#include <algorithm>
+#include <fstream>
+
+#include <fmt/ranges.h>
+
+#include "base/error.h"
+#include "base/file.h"
+
+namespace mtrain::launch {
+
+namespace {
+
+using namespace std::chrono_literals;
+
+// If this process was stopped itself, as with all others of a suspended job, only this much counts.
+constexpr std::chrono::duration<double> kLongestGap = 1s;
+constexpr int kLaunchesOfCulprit = 20;
+
+// Returns whether the kernel reports the process as stopped, by a signal or by a debugger.
+bool is_stopped(int64_t pid) {
+  std::ifstream file(fmt::format("/proc/{}/stat", pid));
+  std::string line;
+  std::getline(file, line);
+  // The name of the program, in parentheses, may contain anything.
+  const size_t name = line.rfind(')');
+  return name != std::string::npos && name + 2 < line.size() &&
+         (line[name + 2] == 'T' || line[name + 2] == 't');
+}
+
+const char* setting_of(PulsePhase phase) {
+  switch (phase) {
+    case PulsePhase::none:
+    case PulsePhase::start: return "launch.start_timeout_s";
+    case PulsePhase::step:
+    case PulsePhase::evaluation: return "launch.step_timeout_s";
+    case PulsePhase::save:
+    case PulsePhase::end: return "launch.save_timeout_s";
+  }
+  throw BugError("a phase of a rank");
+}
+
+// In a step only its end is progress: a rank may launch work in a loop that never ends.
+bool has_progressed(const PulseGlance& before, const PulseGlance& now) {
+  return now.progress != before.progress ||
+         (now.phase != PulsePhase::step && now.launches != before.launches);
+}
+
+// A rank as the report sees it.
+struct Seen {
+  PulseState state;
+  double quiet_s = 0;
+  bool stopped = false;
+
+  bool waits_for_others() const {
+    const PulseState::Launch* at = state.current();
+    return at && !at->done && state.stream_of(*at).communicates;
+  }
+};
+
+// Returns the ranks that the others wait for: those that are stopped, else those that have made
+// fewer steps, else those that do not communicate. Empty: all ranks are alike.
+std::vector<const Seen*> late_ones(const std::vector<Seen>& all) {
+  const auto those = [&](auto&& which) {
+    std::vector<const Seen*> found;
+    for (const Seen& s : all)
+      if (which(s)) found.push_back(&s);
+    return found.size() < all.size() || all.size() == 1 ? found : std::vector<const Seen*>();
+  };
+  std::vector<const Seen*> late = those([](const Seen& s) { return s.stopped; });
+  if (!late.empty()) return late;
+  int64_t first = all.front().state.step;
+  for (const Seen& s : all) first = std::min(first, s.state.step);
+  late = those([&](const Seen& s) { return s.state.step == first; });
+  return late.empty() ? those([](const Seen& s) { return !s.waits_for_others(); }) : late;
+}
+
+}  // namespace
+
+int RankPulses::add(int rank) {
+  ranks_.push_back({.rank = rank, .pulse = Pulse::make(rank)});
+  return ranks_.back().pulse->descriptor();
+}
+
+void RankPulses::started(int rank, pid_t pid) {
+  for (Rank& r : ranks_)
+    if (r.rank == rank) r.pid = pid, r.alive = true;
+}
+
+void RankPulses::ended(int rank) {
+  for (Rank& r : ranks_)
+    if (r.rank == rank) r.alive = false;
+}
+
+std::optional<Hang> RankPulses::look(Clock::time_point now) {
+  const std::chrono::duration<double> gap = last_ ? now - *last_ : Clock::duration(0);
+  last_ = now;
+  bool hangs = false;
+  for (Rank& r : ranks_) {
+    if (!r.alive) continue;
+    const PulseGlance seen = r.pulse->glance();
+    r.quiet = has_progressed(r.seen, seen) ? 0s : r.quiet + std::min(gap, kLongestGap);
+    r.seen = seen;
+    hangs = hangs || (seen.limit_s > 0 && r.quiet.count() > seen.limit_s);
+  }
+  return hangs ? std::optional(describe()) : std::nullopt;
+}
+
+Hang RankPulses::describe() const {
+  std::vector<Seen> all;
+  for (const Rank& r : ranks_) {
+    if (!r.alive) continue;
+    Seen seen{.state = r.pulse->state(), .quiet_s = r.quiet.count()};
+    // The rank may be a program that the started one has started.
+    if (seen.state.pid == 0) seen.state.pid = r.pid;
+    seen.stopped = is_stopped(seen.state.pid) || is_stopped(r.pid);
+    all.push_back(std::move(seen));
+  }
+  Hang hang;
+  const std::vector<const Seen*> late = late_ones(all);
+  // The limit that is exceeded may be that of a rank that waits.
+  const auto over = std::ranges::max_element(all, {}, [](const Seen& s) {
+    return s.state.limit_s > 0 ? s.quiet_s - s.state.limit_s : -1e30;
+  });
+  const Seen& shown = late.empty() ? *over : *late.front();
+  std::vector<int> names;
+  if (late.empty())
+    for (const Seen& s : all) names.push_back(s.state.rank);
+  else
+    for (const Seen* s : late) names.push_back(s->state.rank);
+  hang.message =
+      fmt::format("{} {} on {} {}: {}, without progress for {:.1f} s",
+                  names.size() > 1 ? "ranks" : "rank", fmt::join(names, ", "), host_name(),
+                  shown.stopped      ? names.size() > 1 ? "are stopped" : "is stopped"
+                  : names.size() > 1 ? "hang"
+                                     : "hangs",
+                  phase_text(shown.state), shown.quiet_s);
+  hang.hint = fmt::format("{} sets how long a rank may be without progress, here {:.3g} s",
+                          setting_of(over->state.phase), over->state.limit_s);
+  if (shown.stopped)
+    hang.hint = "a signal (SIGSTOP), a debugger or the batch system has stopped it; " + hang.hint;
+  if (late.empty() && all.size() > 1)
+    hang.hint = "no rank of this host is later than the others; " + hang.hint;
+  if (!late.empty()) {
+    hang.culprit = late.front()->state.rank;
+    hang.launches = launch_lines(late.front()->state, kLaunchesOfCulprit);
+  }
+  for (const Seen& s : all)
+    hang.ranks.push_back(fmt::format("rank {} on {}{}: {} for {:.1f} s, at {}; {} launches",
+                                     s.state.rank, host_name(), s.stopped ? ", stopped" : "",
+                                     phase_text(s.state), s.quiet_s, current_text(s.state),
+                                     s.state.launches));
+  return hang;
+}
+
+PulseState RankPulses::state(int rank) const {
+  for (const Rank& r : ranks_)
+    if (r.rank == rank) return r.pulse->state();
+  return {};
+}
+
+int64_t RankPulses::last_step() const {
+  int64_t last = 0;
+  for (const Rank& r : ranks_) last = std::max(last, r.pulse->glance().step);
+  return last;
+}
+
+}  // namespace mtrain::launch

@@ -1,0 +1,55 @@
+// The launcher's view of the pulses (base/pulse.h) of its ranks: it notices ranks that hang.
+#pragma once
+#include <sys/types.h>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/pulse.h"
+
+namespace mtrain::launch {
+
+// Ranks that hang.
+struct Hang {
+  std::optional<int> culprit;  // absent: no rank of this host stands out
+  std::string message;         // without the program's name
+  std::string hint;
+  std::vector<std::string> ranks;     // a line for each rank of this host
+  std::vector<std::string> launches;  // the last launches of the culprit
+};
+
+class RankPulses {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // Makes the page of a rank. Returns its descriptor, which the rank inherits; -1: there is none.
+  int add(int rank);
+  void started(int rank, pid_t pid);
+  void ended(int rank);
+
+  // Returns what hangs: a rank has made no progress for longer than it has said itself. Call it
+  // several times per second: the time in which this process was stopped does not count.
+  std::optional<Hang> look(Clock::time_point now);
+
+  PulseState state(int rank) const;
+  int64_t last_step() const;  // the last step that a rank has made or begun
+
+ private:
+  struct Rank {
+    int rank = 0;
+    pid_t pid = 0;
+    bool alive = false;
+    std::shared_ptr<Pulse> pulse;
+    PulseGlance seen = {};
+    std::chrono::duration<double> quiet{0};  // since its last progress
+  };
+  Hang describe() const;
+
+  std::vector<Rank> ranks_;
+  std::optional<Clock::time_point> last_;
+};
+
+}  // namespace mtrain::launch
