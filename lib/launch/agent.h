@@ -25,7 +25,11 @@ struct AgentOptions {
   std::string role = "default", run_id;  // variables of the ranks, as torchrun sets them
   std::vector<std::string> command;      // program and arguments of every rank
   std::map<std::string, std::string> environment;  // added to the environment of every rank
-  std::function<std::string()> unsaved;            // describes what would be lost now; may be null
+  // Whether the ranks meet at mtrain's store, as mtrain does. The launcher of host 0 then serves
+  // it, if it has the job's token. Ranks of other programs may serve something at the job's port.
+  bool uses_store = false;
+  std::filesystem::path shared_token;    // file by which hosts share a token; empty: they cannot
+  std::function<std::string()> unsaved;  // describes what would be lost now; may be null
 };
 
 // Runs the job to its end and returns the exit code: 0 if all ranks succeeded. Otherwise it prints
