@@ -484,7 +484,8 @@ int ranks_per_node(const std::string& text) {
 
 std::chrono::milliseconds restart_delay(int failures) {
   constexpr int kMaxDoublings = 5;
-  return std::min<std::chrono::milliseconds>(1s * (1 << std::clamp(failures - 1, 0, kMaxDoublings)),
+  if (failures <= 1) return 0s;
+  return std::min<std::chrono::milliseconds>(1s * (1 << std::min(failures - 2, kMaxDoublings)),
                                              30s);
 }
 
@@ -537,9 +538,10 @@ int run_starts(const AgentOptions& o, JobState& job) {
     }
     failures = Clock::now() - began >= kRanWell ? 1 : failures + 1;
     const auto delay = restart_delay(failures);
-    console.say(fmt::format("mtrain-launch: restarting all ranks ({} of {}) in {:.3g} s",
-                            number + 1, o.max_restarts,
-                            std::chrono::duration<double>(delay).count()));
+    const double seconds = std::chrono::duration<double>(delay).count();
+    console.say(fmt::format("mtrain-launch: restarting all ranks ({} of {}) {}", number + 1,
+                            o.max_restarts,
+                            seconds > 0 ? fmt::format("in {:.3g} s", seconds) : "now"));
     if (!wait_to_restart(delay, job)) {
       console.say("mtrain-launch: the job got a signal to end: the ranks are not restarted");
       tell_unsaved();

@@ -40,7 +40,8 @@ struct AgentOptions {
 // killed, a watchdog kills them.
 int run_agent(const AgentOptions& options);
 
-// Returns how long to wait before all ranks are restarted, after `failures` failures in a row.
+// Returns how long to wait before all ranks are restarted, after `failures` failures in a row. The
+// first restart does not wait.
 std::chrono::milliseconds restart_delay(int failures);
 
 // Parses --nproc_per_node: "auto", "gpu", "cpu" or a number. Throws UserError for anything else.

@@ -56,7 +56,7 @@ def measure(mtrain, launch, ranks):
         try:
             killed = restarts = 0
             for line in job.stdout:
-                step = re.match(r"step (\d+)/", line)
+                step = re.match(r"step +(\d+)/", line)
                 if not killed and step and int(step[1]) >= 30:
                     killed = time.monotonic()
                     os.kill(ranks_of(run)[ranks - 1], signal.SIGKILL)
