@@ -451,7 +451,7 @@ await_steps first $((before + 3))
 kill -INT "$first"
 wait "$first"
 
-# --- the launcher's store outlives rank 0; a rank of an older start, or of another job, is told to end ---
+# --- the launcher's store outlives rank 0; a rank of an older start, or of another job, has to end ---
 port=$(free_port)
 MTRAIN_TOKEN=$token "$launch" --nproc_per_node=2 --master_port="$port" --max_restarts=1 --rdzv_id=own --recipe "$work/r.yaml" \
   "train.run_dir=$work/rounds" train.steps=100000 checkpoint.every_steps=2 >"$work/out1" 2>&1 &

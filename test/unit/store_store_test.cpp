@@ -512,7 +512,7 @@ TEST_CASE("runs of texts and lists of numbers are read as they were written, or 
     CHECK_THROWS_AS(parse_numbers(wrong, 10), CommError);
 }
 
-TEST_CASE("a rank of an older round is told to end, and finds nothing of the newer one") {
+TEST_CASE("a rank of an older round gets a reason to end, and finds nothing of the newer one") {
   StoreTable table{Token{}};
   Client old(table, 0), waits(table, 1), launcher(table, 2, kLaunchers);
   CHECK(old.ask(request_text(kSet, "k", "old")) == "+");
