@@ -162,6 +162,7 @@ void check_recipe(const TrainOptions& training, launch::AgentOptions& o) {
       print_warning("mtrain-launch",
                     fmt::format("the environment's value of {} overrides the recipe's", name));
   o.environment = std::move(env);
+  if (training.runs()) o.shared_token = fs::path(run_plan.folders.run_dir) / ".token";
   o.unsaved = [folders = run_plan.folders] { return unsaved_after(folders); };
   // One of the hosts writes it, with what its launcher knows.
   if (o.node == 0)
@@ -189,9 +190,11 @@ int run(int argc, char** argv) {
     launcher += fmt::format(" {}", argv[i]);
   refuse_script(launcher, options->rest);
   o.command = command_of(options->rest);
-  if (is_mtrain(o.command.front()))
+  o.uses_store = is_mtrain(o.command.front());
+  if (o.uses_store)
     if (const auto training = training_of(o.command, launcher)) {
       check_recipe(*training, o);
+      if (options->token_file.empty()) options->token_file = training->token_file;
       o.environment.emplace(launch::kContinueVariable, continue_command(o, argc, argv));
     }
   if (!options->token_file.empty())

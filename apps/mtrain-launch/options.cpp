@@ -68,7 +68,8 @@ void add_ranks_and_hosts(CLI::App& app, Words& w) {
   add(app, "rdzv-backend", w.backend,
       "c10d or static: with both, the ranks meet at the address above")
       ->group(group);
-  add(app, "rdzv-id", w.id, "name of the job, which ranks see as TORCHELASTIC_RUN_ID")
+  add(app, "rdzv-id", w.id,
+      "name of the job, the same on every host; ranks see it as TORCHELASTIC_RUN_ID")
       ->group(group);
   add(app, "rdzv-conf", w.config, "key=value,...; rank=N numbers this host")->group(group);
   add(app, "standalone", w.standalone, "one host, a free port (the default)")->group(group);
@@ -86,8 +87,8 @@ void add_ranks_and_hosts(CLI::App& app, Words& w) {
 void add_watching(CLI::App& app, Words& w) {
   add(app, "max-restarts", w.max_restarts,
       "restart all ranks after a failure, at most this often: from the newest checkpoint that the "
-      "run has saved, or else from where the run began; waits 1 s, then twice as long each time, "
-      "at most 30 s")
+      "run has saved, or else from where the run began; the first restart follows at once, later "
+      "ones wait 1 s, then twice as long each time, at most 30 s")
       ->check(integer_from(0, 1000000))
       ->capture_default_str()
       ->group("Failures");

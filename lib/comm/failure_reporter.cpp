@@ -25,7 +25,7 @@ std::string gave_up(int rank, std::string_view reason) {
 
 }  // namespace
 
-FailureReporter::FailureReporter(std::shared_ptr<Store> store, std::string group, int rank,
+FailureReporter::FailureReporter(std::shared_ptr<store::Store> store, std::string group, int rank,
                                  int ranks, std::chrono::nanoseconds timeout)
     : store_(std::move(store)),
       group_(std::move(group)),
@@ -103,8 +103,7 @@ CommError FailureReporter::explain(const GroupCall& call, const CollectiveFailur
             ? fmt::format("rank {} of the group did not arrive after {:.3g} s", failure.peer,
                           std::chrono::duration<double>(timeout_).count())
             : fmt::format("the connection to rank {} of the group broke", failure.peer);
-    return CommError(what +
-                     ", and rank 0 of the job, which serves the rendezvous, does not answer");
+    return CommError(what + ", and the server of the rendezvous does not answer");
   }
 }
 

@@ -11,7 +11,7 @@
 #include <string_view>
 
 #include "base/error.h"
-#include "comm/store.h"
+#include "store/store.h"
 
 namespace mtrain::comm {
 
@@ -34,7 +34,7 @@ struct CollectiveFailure {
 class FailureReporter {
  public:
   // `store` answers within a short time or throws.
-  FailureReporter(std::shared_ptr<Store> store, std::string group, int rank, int ranks,
+  FailureReporter(std::shared_ptr<store::Store> store, std::string group, int rank, int ranks,
                   std::chrono::nanoseconds timeout);
 
   // Publishes why this rank gives up. Only the group's first reason is kept. Any thread may call
@@ -67,7 +67,7 @@ class FailureReporter {
   CommError verdict(const GroupCall& call, const CollectiveFailure& failure,
                     const std::map<int, Report>& reports) const;
 
-  const std::shared_ptr<Store> store_;
+  const std::shared_ptr<store::Store> store_;
   const std::string group_;
   const int rank_, ranks_;
   const std::chrono::nanoseconds timeout_;

@@ -5,8 +5,8 @@
 
 #include <fmt/core.h>
 
-#include "comm/store.h"
-#include "comm/store_protocol.h"
+#include "store/store.h"
+#include "store/store_protocol.h"
 
 namespace mtrain::comm {
 
@@ -36,7 +36,8 @@ class SharedMailbox : public Mailbox {
 // A long text has several keys of the store, since a value has a largest size.
 class StoreMailbox : public Mailbox {
  public:
-  StoreMailbox(const StoreAddress& at, std::chrono::milliseconds timeout) : store_(at, timeout) {}
+  StoreMailbox(const store::StoreAddress& at, std::chrono::milliseconds timeout)
+      : store_(at, timeout) {}
 
   void put(const std::string& key, const std::string& text) override {
     int64_t parts = 0;
@@ -60,20 +61,21 @@ class StoreMailbox : public Mailbox {
   }
 
  private:
-  static constexpr size_t kPart = kMaxValueBytes / 2;
+  static constexpr size_t kPart = store::kMaxValueBytes / 2;
   static std::string part_key(const std::string& key, int64_t part) {
     return fmt::format("mail/{}/{}", key, part);
   }
   static std::string count_key(const std::string& key) { return fmt::format("mail/{}/parts", key); }
 
-  Store store_;
+  store::Store store_;
 };
 
 }  // namespace
 
 std::shared_ptr<Mailbox> shared_mailbox() { return std::make_shared<SharedMailbox>(); }
 
-std::shared_ptr<Mailbox> store_mailbox(const StoreAddress& at, std::chrono::milliseconds timeout) {
+std::shared_ptr<Mailbox> store_mailbox(const store::StoreAddress& at,
+                                       std::chrono::milliseconds timeout) {
   return std::make_shared<StoreMailbox>(at, timeout);
 }
 

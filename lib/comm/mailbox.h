@@ -6,9 +6,11 @@
 #include <optional>
 #include <string>
 
-namespace mtrain::comm {
-
+namespace mtrain::store {
 struct StoreAddress;
+}
+
+namespace mtrain::comm {
 
 // Any thread may call these functions, and none waits for another rank. They throw CommError if the
 // job's store is gone.
@@ -31,6 +33,7 @@ class Mailbox {
 std::shared_ptr<Mailbox> shared_mailbox();
 
 // Ranks that are processes: each opens a connection of its own to the job's store.
-std::shared_ptr<Mailbox> store_mailbox(const StoreAddress& at, std::chrono::milliseconds timeout);
+std::shared_ptr<Mailbox> store_mailbox(const store::StoreAddress& at,
+                                       std::chrono::milliseconds timeout);
 
 }  // namespace mtrain::comm

@@ -13,7 +13,7 @@
 #include <memory>
 
 #include "base/error.h"
-#include "comm/store_protocol.h"
+#include "store/store_protocol.h"
 
 namespace mtrain::comm {
 
@@ -83,43 +83,45 @@ ProvenSocket::~ProvenSocket() { close(fd_); }
 void ProvenSocket::prove_as_client(const Token& token) {
   const int on = 1;
   setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  const Nonce own = make_nonce();
+  const store::Nonce own = store::make_nonce();
   std::string hello(kPeerGreeting);
-  hello.append(bytes_of(own));
+  hello.append(store::bytes_of(own));
   send(hello.data(), hello.size());
   std::string greeting(kPeerGreeting.size(), '\0');
   receive(greeting.data(), greeting.size());
   if (greeting != kPeerGreeting) throw CommError("another program answers there");
-  Nonce server;
-  Proof proof;
+  store::Nonce server;
+  store::Proof proof;
   receive(server.data(), server.size());
   receive(proof.data(), proof.size());
-  if (!same_proof(make_proof(token, StoreEnd::server, own, server), bytes_of(proof)))
+  if (!store::same_proof(store::make_proof(token, store::StoreEnd::server, own, server),
+                         store::bytes_of(proof)))
     throw CommError("the server does not know this job's token");
-  const Proof answer = make_proof(token, StoreEnd::client, own, server);
+  const store::Proof answer = store::make_proof(token, store::StoreEnd::client, own, server);
   send(answer.data(), answer.size());
-  if (receive_letter() != kWelcome) throw CommError("another program answers there");
+  if (receive_letter() != store::kWelcome) throw CommError("another program answers there");
 }
 
 void ProvenSocket::prove_as_server(const Token& token) {
   const int on = 1;
   setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   std::string greeting(kPeerGreeting.size(), '\0');
-  Nonce client;
+  store::Nonce client;
   receive(greeting.data(), greeting.size());
   if (greeting != kPeerGreeting) throw CommError("another program connects");
   receive(client.data(), client.size());
-  const Nonce own = make_nonce();
-  const Proof proof = make_proof(token, StoreEnd::server, client, own);
+  const store::Nonce own = store::make_nonce();
+  const store::Proof proof = store::make_proof(token, store::StoreEnd::server, client, own);
   std::string hello(kPeerGreeting);
-  hello.append(bytes_of(own));
-  hello.append(bytes_of(proof));
+  hello.append(store::bytes_of(own));
+  hello.append(store::bytes_of(proof));
   send(hello.data(), hello.size());
-  Proof answer;
+  store::Proof answer;
   receive(answer.data(), answer.size());
-  if (!same_proof(make_proof(token, StoreEnd::client, client, own), bytes_of(answer)))
+  if (!store::same_proof(store::make_proof(token, store::StoreEnd::client, client, own),
+                         store::bytes_of(answer)))
     throw CommError("the client does not know this job's token");
-  send_letter(kWelcome);
+  send_letter(store::kWelcome);
 }
 
 void ProvenSocket::wait(short events) {

@@ -23,7 +23,7 @@ using Traffic = GroupTraffic;
 // How threads of a rank reach other ranks apart from all groups.
 struct JobAccess {
   Token token;              // of the job
-  std::string own, server;  // numeric addresses of the ends of the rank's connection to rank 0
+  std::string own, server;  // numeric addresses of the ends of the rank's connection to the store
 };
 
 class Transport {

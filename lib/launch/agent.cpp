@@ -22,11 +22,12 @@
 #include "launch/end_signals.h"
 #include "launch/error_file.h"
 #include "launch/host_gpus.h"
+#include "launch/job.h"
 #include "launch/job_folder.h"
 #include "launch/job_processes.h"
+#include "launch/job_store.h"
 #include "launch/job_token.h"
 #include "launch/output_stream.h"
-#include "launch/port_claim.h"
 #include "launch/rank_output.h"
 #include "launch/rank_pulses.h"
 #include "launch/signals.h"
@@ -133,7 +134,7 @@ int make_log_folders(const fs::path& log_dir, int from, int first_rank, int rank
 // The state that all starts of a job share.
 struct JobState {
   std::string id;
-  uint16_t port = 0;
+  JobStore& store;
   Signals& signals;
   const Watchdog& watchdog;
   EndRequests ends = {};
@@ -145,6 +146,7 @@ class Attempt {
  public:
   Attempt(const AgentOptions& o, JobState& job, int number, int log_number)
       : o_(o), job_(job), number_(number), log_number_(log_number) {
+    job_.store.begin(number);
     for (int i = 0; i < o.ranks_per_node; ++i) start(i);
   }
   ~Attempt() {
@@ -214,8 +216,7 @@ class Attempt {
       if (!cause || earlier()) cause = &c, error = std::move(e);
     }
     if (!cause) return failure(1, {}, "");
-    const std::string message = fmt::format("rank {} {}", cause->rank,
-                                            error ? "failed: " + error->message : end_of(*cause));
+    const std::string message = cause_of(*cause, error);
     std::string text = "mtrain-launch: error: " + message;
     if (error && !error->hint.empty()) text += "\n  hint: " + error->hint;
     if (error) text += lines_below(fmt::format("rank {} was at", cause->rank), error->frames);
@@ -272,6 +273,10 @@ class Attempt {
     return fmt::format("(pid {}) ended with exit code {}", c.pid, WEXITSTATUS(*c.status));
   }
 
+  static std::string cause_of(const Child& c, const std::optional<RankError>& error) {
+    return fmt::format("rank {} {}", c.rank, error ? "failed: " + error->message : end_of(c));
+  }
+
   // The first rank's output has no prefix, and its progress line is drawn as on a terminal.
   bool is_plain(const Child& c) const { return c.local_rank == 0 && o_.node == 0; }
 
@@ -321,16 +326,19 @@ class Attempt {
     env["LOCAL_WORLD_SIZE"] = std::to_string(o_.ranks_per_node);
     env["GROUP_RANK"] = std::to_string(o_.node);
     env["MASTER_ADDR"] = o_.master_addr;
-    env["MASTER_PORT"] = std::to_string(job_.port);
+    env["MASTER_PORT"] = std::to_string(job_.store.port());
     env["MTRAIN_JOB_ID"] = job_.id;
     env["MTRAIN_RESTART_COUNT"] = std::to_string(number_);
+    env[kServedVariable] = job_.store.serves() ? "1" : "0";
+    env[kJobNameVariable] = o_.run_id;
     env["MTRAIN_ERROR_FILE"] = c.error_file.string();
     env[kLauncherPid] = std::to_string(getpid());
     env["ROLE_NAME"] = o_.role;
     env["ROLE_RANK"] = env["RANK"];
     env["ROLE_WORLD_SIZE"] = env["WORLD_SIZE"];
     if (!o_.run_id.empty()) env["TORCHELASTIC_RUN_ID"] = o_.run_id;
-    if (o_.nodes == 1) env.emplace(kTokenVariable, token_.hex());
+    if (const std::string token = job_.store.token(); !token.empty())
+      env.emplace(kTokenVariable, token);
     env.emplace("OMP_NUM_THREADS", std::to_string(std::max(1, usable_cores() / o_.ranks_per_node)));
     env.erase("TORCHELASTIC_USE_AGENT_STORE");  // an outer torchrun may have set it
     return env;
@@ -443,7 +451,9 @@ class Attempt {
       c.status = status;
       pulses_.ended(c.rank);
       const bool stopped = job_.ends.signal() && ended_by_signal(c);
-      if (!ended_well(c) && !failed_at_ && !stopped) failed_at_ = Clock::now();
+      if (ended_well(c) || failed_at_ || stopped) continue;
+      failed_at_ = Clock::now();
+      job_.store.fail(cause_of(c, read_error_file(c.error_file)));
     }
   }
 
@@ -489,7 +499,6 @@ class Attempt {
   const AgentOptions& o_;
   JobState& job_;
   const int number_, log_number_;
-  const Token token_ = Token::random();
   JobFolder folder_;
   std::vector<Child> children_;
   std::vector<RankOutput> outputs_;
@@ -520,7 +529,8 @@ int ranks_per_node(const std::string& text) {
 
 std::chrono::milliseconds restart_delay(int failures) {
   constexpr int kMaxDoublings = 5;
-  return std::min<std::chrono::milliseconds>(1s * (1 << std::clamp(failures - 1, 0, kMaxDoublings)),
+  if (failures <= 1) return 0s;
+  return std::min<std::chrono::milliseconds>(1s * (1 << std::min(failures - 2, kMaxDoublings)),
                                              30s);
 }
 
@@ -579,9 +589,10 @@ int run_starts(const AgentOptions& o, JobState& job) {
     }
     failures = Clock::now() - began >= kRanWell ? 1 : failures + 1;
     const auto delay = restart_delay(failures);
-    console.say(fmt::format("mtrain-launch: restarting all ranks ({} of {}) in {:.3g} s",
-                            number + 1, o.max_restarts,
-                            std::chrono::duration<double>(delay).count()));
+    const double seconds = std::chrono::duration<double>(delay).count();
+    console.say(fmt::format("mtrain-launch: restarting all ranks ({} of {}) {}", number + 1,
+                            o.max_restarts,
+                            seconds > 0 ? fmt::format("in {:.3g} s", seconds) : "now"));
     if (!wait_to_restart(delay, job)) {
       console.say("mtrain-launch: the job got a signal to end: the ranks are not restarted");
       tell_unsaved();
@@ -594,20 +605,14 @@ int run_starts(const AgentOptions& o, JobState& job) {
 
 int run_agent(const AgentOptions& options) {
   remove_stale_job_folders();
-  // A single rank has no rendezvous, so its port may be in use. But there must be a port number.
-  std::optional<PortClaim> port;
-  if (options.ranks_per_node * options.nodes > 1 || options.master_port == 0)
-    port.emplace(options.master_port, options.node);
   Signals signals;
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   const std::string id = fmt::format("{}-{}-{}", host_name(), getpid(), now.count());
-  const Watchdog watchdog(id);  // before the console, which has threads
+  const Watchdog watchdog(id);  // before the store and the console, which have threads
+  JobStore store(options);
   Console console;
-  JobState job{.id = id,
-               .port = port ? port->port() : options.master_port,
-               .signals = signals,
-               .watchdog = watchdog,
-               .console = console};
+  JobState job{
+      .id = id, .store = store, .signals = signals, .watchdog = watchdog, .console = console};
   const int code = run_starts(options, job);
   watchdog.dismiss();
   const auto patience = job.ends.signal() ? kPatienceAfterSignal : kPatience;

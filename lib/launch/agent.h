@@ -36,7 +36,11 @@ struct AgentOptions {
   std::string role = "default", run_id;  // variables of the ranks, as torchrun sets them
   std::vector<std::string> command;      // program and arguments of every rank
   std::map<std::string, std::string> environment;  // added to the environment of every rank
-  std::function<std::string()> unsaved;            // describes what would be lost now; may be null
+  // Whether the ranks meet at mtrain's store, as mtrain does. The launcher of host 0 then serves
+  // it, if it has the job's token. Ranks of other programs may serve something at the job's port.
+  bool uses_store = false;
+  std::filesystem::path shared_token;    // file by which hosts share a token; empty: they cannot
+  std::function<std::string()> unsaved;  // describes what would be lost now; may be null
   std::function<void(const JobFailure&)> on_failure;  // called once for each start; may be null
 };
 
@@ -48,7 +52,8 @@ struct AgentOptions {
 // killed, a watchdog kills them.
 int run_agent(const AgentOptions& options);
 
-// Returns how long to wait before all ranks are restarted, after `failures` failures in a row.
+// Returns how long to wait before all ranks are restarted, after `failures` failures in a row. The
+// first restart does not wait.
 std::chrono::milliseconds restart_delay(int failures);
 
 // Parses --nproc_per_node: "auto", "gpu", "cpu" or a number. Throws UserError for anything else.

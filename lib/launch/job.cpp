@@ -128,6 +128,8 @@ Job read_job(bool by_hand) {
     if (variable(count)) job.restarts = number_of_variable(count, 0, kMaxRanks);
   job.id = job_id();
   job.token = variable(kTokenVariable).value_or("");
+  job.name = variable(kJobNameVariable).value_or("");
+  job.served = variable(kServedVariable) == "1";
   const Launcher* l = find_launcher(by_hand);
   if (!l) return job;
   job.launched = true;

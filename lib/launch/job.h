@@ -14,10 +14,16 @@ struct Job {
   // Identifies this host's launcher: it is the same after every restart, and unique to this job.
   // Empty without a launcher that restarts ranks.
   std::string id;
-  uint16_t master_port = 0;  // where rank 0 serves the rendezvous; unused by a single rank
+  uint16_t master_port = 0;  // where the ranks meet; unused by a single rank
+  bool served = false;       // the launcher serves the store there; otherwise rank 0 does
+  std::string name;          // the job's name, the same on all hosts; "": it has none
   std::string token;         // MTRAIN_TOKEN (launch/job_token.h); never print it
   std::string token_file;    // the file that the user names instead
 };
+
+// With these variables mtrain-launch sets Job::served ("1") and Job::name.
+constexpr const char* kServedVariable = "MTRAIN_STORE_SERVED";
+constexpr const char* kJobNameVariable = "MTRAIN_JOB_NAME";
 
 // Reads the variables of mtrain-launch and torchrun (RANK, WORLD_SIZE), or else of Open MPI's
 // mpirun, of PMI, or of a step that Slurm's srun has started. MASTER_ADDR and MASTER_PORT override

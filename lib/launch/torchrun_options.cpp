@@ -136,7 +136,7 @@ RendezvousConfig parse_rendezvous_config(const std::string& text) {
     const char *key, *why;
   };
   constexpr const char* kTimeout = "comm.timeout_s of the recipe sets how long ranks wait";
-  constexpr const char* kHost = "rank 0 serves the rendezvous";
+  constexpr const char* kHost = "host 0 serves the rendezvous";
   constexpr const char* kElastic = "a job has a fixed number of hosts";
   constexpr Row kNoEffect[] = {{"timeout", kTimeout},
                                {"join_timeout", kTimeout},

@@ -19,6 +19,8 @@ comm::World connect(const GenerateJob& generate, DeviceKind device, const std::s
                               .size = job.size,
                               .local_size = job.local_size,
                               .restarts = job.restarts,
+                              .job = job.name,
+                              .served = job.served,
                               .master_addr = job.master_addr,
                               .master_port = job.master_port,
                               .token = token_source(job, token_file_beside(generate.model, job)),

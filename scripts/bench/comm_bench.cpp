@@ -16,7 +16,7 @@
 #include "comm/gloo/epoll_interposer.h"
 #include "comm/gloo/gloo_transport.h"
 #include "comm/process/shared_memory_transport.h"
-#include "comm/store.h"
+#include "store/store.h"
 
 using namespace mtrain;
 using Clock = std::chrono::steady_clock;
@@ -80,7 +80,7 @@ void run_rank(comm::Transport& transport, int rank, int ranks, double* cells) {
 
 // Medians of rank 0.
 std::vector<double> run(const std::string& backend, int ranks) {
-  const comm::StoreServer server({"127.0.0.1", 0, Token::random()});
+  const store::StoreServer server({"127.0.0.1", 0, Token::random()});
   int pipes[2];
   if (pipe(pipes) != 0) std::exit(1);
   for (int rank = 0; rank < ranks; ++rank) {
@@ -88,8 +88,9 @@ std::vector<double> run(const std::string& backend, int ranks) {
     std::vector<double> cells(kCells);
     const auto timeout = std::chrono::seconds(60);
     if (backend == "shared memory") {
-      const auto store = std::make_shared<comm::Store>(server.address(), timeout);
-      run_rank(*shared_memory_transport(store, rank, ranks, timeout), rank, ranks, cells.data());
+      const auto store = std::make_shared<store::Store>(server.address(), timeout);
+      run_rank(*comm::shared_memory_transport(store, rank, ranks, timeout), rank, ranks,
+               cells.data());
     } else {
       const IgnoreSigpipe ignore_sigpipe;
       const auto transport = comm::gloo_transport({server.address(), rank, ranks, timeout});

@@ -14,7 +14,7 @@ import struct
 import sys
 import time
 
-GREETING = b"mtrain store 4\n"
+GREETING = b"mtrain store 5\n"
 HELLO = len(GREETING) + 32  # greeting and nonce; a proof has 32 bytes, too
 random.seed(33)
 

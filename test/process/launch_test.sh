@@ -451,6 +451,34 @@ await_steps first $((before + 3))
 kill -INT "$first"
 wait "$first"
 
+# --- the launcher's store outlives rank 0; a rank of an older start, or of another job, has to end ---
+port=$(free_port)
+MTRAIN_TOKEN=$token "$launch" --nproc_per_node=2 --master_port="$port" --max_restarts=1 --rdzv_id=own --recipe "$work/r.yaml" \
+  "train.run_dir=$work/rounds" train.steps=100000 checkpoint.every_steps=2 >"$work/out1" 2>&1 &
+first=$!
+await_steps rounds 3
+kill -KILL "$(rank_pid rounds 0)"
+for ((i = 0; i < 200; i++)); do
+  grep -q "restart 1: continuing" "$work/out1" && break
+  sleep 0.05
+done
+grep -q "restarting all ranks (1 of 1) now" "$work/out1" || fail "the first restart waits"
+# stray_rank <what> <text> [NAME=VALUE...]: starts rank 1 by hand
+stray_rank() {
+  env "MTRAIN_TOKEN=$token" RANK=1 WORLD_SIZE=2 MASTER_ADDR=localhost "MASTER_PORT=$port" "${@:3}" timeout 30 "$mtrain" \
+    --recipe "$work/r.yaml" "train.run_dir=$work/rounds" train.steps=100000 checkpoint.every_steps=2 >"$work/out" 2>&1 &&
+    fail "$1 is not refused"
+  says "$1" "$2"
+}
+stray_rank "a rank of an older start" "start 0 of this job has ended: all ranks have been restarted as start 1" MTRAIN_JOB_NAME=own
+stray_rank "a rank of another job's name" 'runs the job `own`, not `other`' MTRAIN_JOB_NAME=other MTRAIN_RESTART_COUNT=1
+stray_rank "a rank that is there already" "rank 1 has already joined" MTRAIN_JOB_NAME=own MTRAIN_RESTART_COUNT=1
+before=$(losses "$work/rounds" | wc -l)
+await_steps rounds $((before + 3))
+kill -INT "$first"
+wait "$first" || fail "a job with strays of an older start ends badly"
+none_left rounds
+
 # --- Ctrl-C finishes the step, saves and ends well ---
 start interrupted 2 train.steps=100000
 await_steps interrupted 3

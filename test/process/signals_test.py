@@ -434,15 +434,15 @@ def test_logs_are_complete_and_never_overwritten():
 
 def test_restarts_wait_longer_each_time():
     began = time.monotonic()
-    job = Job("--max_restarts=2", "bash", "-c", "exit 1")
+    job = Job("--max_restarts=3", "bash", "-c", "exit 1")
     job.ends(1, 20)
-    expect(time.monotonic() - began >= 3, f"two restarts within {time.monotonic() - began:.1f} s")
-    job.says(r"\(1 of 2\) in 1 s(.|\n)*\(2 of 2\) in 2 s")
+    expect(time.monotonic() - began >= 3, f"three restarts within {time.monotonic() - began:.1f} s")
+    job.says(r"\(1 of 3\) now(.|\n)*\(2 of 3\) in 1 s(.|\n)*\(3 of 3\) in 2 s")
 
 
 def test_a_signal_ends_the_wait_for_a_restart():
     job = Job("--max_restarts=9", "bash", "-c", "exit 1")
-    await_that(lambda: "(4 of 9)" in job.output(), "the fourth wait, of 8 s")
+    await_that(lambda: "(5 of 9)" in job.output(), "the fifth wait, of 8 s")
     send([job.pid], signal.SIGTERM)
     job.ends(1, 5)
 

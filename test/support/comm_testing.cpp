@@ -75,7 +75,7 @@ void run_process_like_ranks(int ranks, const std::string& backend,
                             const std::function<void(comm::World&)>& body,
                             std::chrono::nanoseconds timeout, comm::Link link) {
   const IgnoreSigpipe pipes;
-  const comm::StoreServer server({"127.0.0.1", 0, Token::random()});
+  const store::StoreServer server({"127.0.0.1", 0, Token::random()});
   std::mutex mutex;
   std::exception_ptr first;
   std::vector<std::thread> threads;
@@ -88,8 +88,8 @@ void run_process_like_ranks(int ranks, const std::string& backend,
           transport = comm::gloo_transport(
               {.store = server.address(), .rank = rank, .size = ranks, .timeout = timeout});
         else
-          transport = shared_memory_transport(
-              std::make_shared<comm::Store>(server.address(), std::chrono::seconds(20)), rank,
+          transport = comm::shared_memory_transport(
+              std::make_shared<store::Store>(server.address(), std::chrono::seconds(20)), rank,
               ranks, timeout);
         world = std::make_unique<comm::World>(rank, ranks, std::move(transport), link);
         body(*world);

@@ -9,6 +9,7 @@ namespace comm_arrival_watch_test {
 
 using namespace mtrain;
 using namespace mtrain::comm;
+using namespace mtrain::store;
 using namespace std::chrono_literals;
 
 namespace {
@@ -50,10 +51,10 @@ TEST_CASE("a rank that waits says for whom: the server, hosts, or ranks") {
                       .quiet = 1ms,
                       .tell = said.take()});
   CHECK(said.next() == "waiting for rank 0 at host0:29500 (600 s)");
-  ranks.add(begun_key(0), 1);
+  ranks.put(kBegun, 0, 4, "");
   watch.joined(server.address());
   CHECK(said.next() == "waiting for 1 of 2 hosts at host0:29500 (600 s)");
-  ranks.add(begun_key(2), 1);
+  ranks.put(kBegun, 2, 4, "");
   CHECK(said.next() == "waiting for 2 of 4 ranks at host0:29500 (600 s)");
 }
 

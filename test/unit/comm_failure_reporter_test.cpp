@@ -9,6 +9,7 @@ namespace comm_failure_reporter_test {
 
 using namespace mtrain;
 using namespace mtrain::comm;
+using namespace mtrain::store;
 
 namespace {
 

@@ -24,13 +24,14 @@
 #include "comm/gloo/epoll_interposer.h"
 #include "comm/gloo/gloo_mesh.h"
 #include "comm/gloo/gloo_transport.h"
-#include "comm/store.h"
+#include "store/store.h"
 #include "test/support/comm_testing.h"
 
 namespace comm_gloo_test {
 
 using namespace mtrain;
 using namespace mtrain::comm;
+using namespace mtrain::store;
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 

@@ -4,15 +4,16 @@
 #include <catch2/catch.hpp>
 
 #include "comm/mailbox.h"
-#include "comm/store.h"
-#include "comm/store_protocol.h"
-#include "comm/store_session.h"
+#include "store/store.h"
+#include "store/store_protocol.h"
+#include "store/store_session.h"
 #include "test/support/comm_testing.h"
 
 namespace comm_mailbox_test {
 
 using namespace mtrain;
 using namespace mtrain::comm;
+using namespace mtrain::store;
 
 namespace {
 

@@ -13,12 +13,13 @@
 #include "base/error.h"
 #include "comm/nccl/nccl_library.h"
 #include "comm/nccl/nccl_transport.h"
-#include "comm/store.h"
+#include "store/store.h"
 
 namespace nccl_testing {
 
 using namespace mtrain;
 using namespace mtrain::comm;
+using namespace mtrain::store;
 using namespace std::chrono_literals;
 using Catch::Matchers::Contains;
 using Clock = std::chrono::steady_clock;

@@ -10,8 +10,8 @@
 #include "comm/failure_reporter.h"
 #include "comm/gloo/gloo_communicator.h"
 #include "comm/gloo/gloo_mesh.h"
-#include "comm/loopback.h"
-#include "comm/store.h"
+#include "store/loopback.h"
+#include "store/store.h"
 
 namespace mtrain::comm {
 
@@ -22,7 +22,7 @@ using std::chrono::milliseconds;
 // Gives gloo access to mtrain's store, for one group's rendezvous.
 class Rendezvous : public gloo::rendezvous::Store {
  public:
-  Rendezvous(mtrain::comm::Store& store, std::string group)
+  Rendezvous(mtrain::store::Store& store, std::string group)
       : store_(store), group_(std::move(group)) {}
 
   void set(const std::string& key, const std::vector<char>& data) override {
@@ -48,17 +48,17 @@ class Rendezvous : public gloo::rendezvous::Store {
   std::string full_key(const std::string& key) const {
     return fmt::format("gloo/{}/{}", group_, key);
   }
-  mtrain::comm::Store& store_;
+  mtrain::store::Store& store_;
   const std::string group_;
 };
 
-std::string own_address(mtrain::comm::Store& store, const GlooOptions& o) {
-  store.set(fmt::format("gloo path/{}", o.rank),
-            store.local_address() + " " + store.server_address());
+std::string own_address(mtrain::store::Store& store, const GlooOptions& o) {
+  constexpr const char* kPaths = "gloo paths";
+  store.put(kPaths, o.rank, o.size, store.local_address() + " " + store.server_address());
   std::vector<StorePath> paths;
-  for (int r = 0; r < o.size; ++r) {
+  for (const std::string& text : store.all(kPaths, o.size)) {
     StorePath p;
-    std::istringstream(store.get(fmt::format("gloo path/{}", r))) >> p.own >> p.server;
+    std::istringstream(text) >> p.own >> p.server;
     paths.push_back(p);
   }
   return gloo_address(paths, o.rank);
@@ -71,7 +71,7 @@ class GlooTransport : public Transport {
     const auto timeout = std::chrono::duration_cast<milliseconds>(o.timeout);
     const std::string address = own_address(meeting_, o);
     // A failing rank must not wait long for a store that is gone.
-    reports_ = std::make_shared<mtrain::comm::Store>(o.store, timeout, std::chrono::seconds(2));
+    reports_ = std::make_shared<mtrain::store::Store>(o.store, timeout, std::chrono::seconds(2));
     gloo::transport::tcp::attr attributes;
     attributes.hostname = address;
     try {
@@ -104,8 +104,8 @@ class GlooTransport : public Transport {
  private:
   const GlooOptions options_;
   // All groups connect through it: ranks join their groups one after another, in the same order.
-  mtrain::comm::Store meeting_;
-  std::shared_ptr<mtrain::comm::Store> reports_;
+  mtrain::store::Store meeting_;
+  std::shared_ptr<mtrain::store::Store> reports_;
   std::shared_ptr<gloo::transport::Device> device_;  // one thread moves the data of all groups
 };
 
@@ -113,9 +113,9 @@ class GlooTransport : public Transport {
 
 std::string gloo_address(const std::vector<StorePath>& paths, int rank) {
   const StorePath& own = paths[size_t(rank)];
-  if (!is_loopback(own.own)) return own.own;
+  if (!store::is_loopback(own.own)) return own.own;
   for (const StorePath& p : paths)
-    if (!is_loopback(p.own)) return p.server;
+    if (!store::is_loopback(p.own)) return p.server;
   return "127.0.0.1";  // all ranks are on one host
 }
 

@@ -5,13 +5,13 @@
 #include <string>
 #include <vector>
 
-#include "comm/store.h"
 #include "comm/world.h"
+#include "store/store.h"
 
 namespace mtrain::comm {
 
 struct GlooOptions {
-  StoreAddress store;
+  store::StoreAddress store;
   int rank = 0, size = 1;
   std::chrono::nanoseconds timeout = std::chrono::seconds(600);
 };

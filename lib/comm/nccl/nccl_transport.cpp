@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "comm/nccl/nccl_communicator.h"
 #include "comm/nccl/nccl_connect.h"
-#include "comm/store.h"
+#include "store/store.h"
 
 namespace mtrain::comm {
 
@@ -24,7 +24,7 @@ constexpr char kId = '+', kMissing = '-';
 class Meeting {
  public:
   // `store` answers within a short time or throws.
-  Meeting(Store& store, const NcclOptions& options, std::string group, int rank, int ranks)
+  Meeting(store::Store& store, const NcclOptions& options, std::string group, int rank, int ranks)
       : store_(store), options_(options), group_(std::move(group)), rank_(rank), ranks_(ranks) {}
 
   // Returns NCCL's id of the group when all ranks have arrived.
@@ -69,7 +69,7 @@ class Meeting {
   std::string await_invitation() {
     const auto timeout = std::chrono::duration_cast<milliseconds>(options_.timeout);
     // The wait gets a connection of its own, since a connection cannot be used after a timeout.
-    Store waiting(options_.store, timeout);
+    store::Store waiting(options_.store, timeout);
     try {
       return waiting.get(key("id"));
     } catch (const CommError&) {
@@ -79,7 +79,7 @@ class Meeting {
     }
   }
 
-  Store& store_;
+  store::Store& store_;
   const NcclOptions& options_;
   const std::string group_;
   const int rank_, ranks_;
@@ -91,9 +91,9 @@ class NcclTransport : public Transport {
       : api_(std::move(api)),
         options_(options),
         // A failing rank must not wait long for a store that is gone.
-        store_(std::make_shared<Store>(options.store,
-                                       std::chrono::duration_cast<milliseconds>(options.timeout),
-                                       std::chrono::seconds(2))) {}
+        store_(std::make_shared<store::Store>(
+            options.store, std::chrono::duration_cast<milliseconds>(options.timeout),
+            std::chrono::seconds(2))) {}
 
   std::shared_ptr<Communicator> connect(const std::string& name, const std::vector<int>& ranks,
                                         int rank, Traffic traffic) override {
@@ -183,7 +183,7 @@ class NcclTransport : public Transport {
 
   const std::shared_ptr<NcclApi> api_;
   const NcclOptions options_;
-  const std::shared_ptr<Store> store_;
+  const std::shared_ptr<store::Store> store_;
 };
 
 }  // namespace

@@ -5,13 +5,13 @@
 #include <string>
 
 #include "comm/nccl/nccl_api.h"
-#include "comm/store.h"
 #include "comm/world.h"
+#include "store/store.h"
 
 namespace mtrain::comm {
 
 struct NcclOptions {
-  StoreAddress store;
+  store::StoreAddress store;
   std::chrono::nanoseconds timeout = std::chrono::seconds(600);
   int rank = 0;  // of the job
 };

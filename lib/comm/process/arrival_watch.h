@@ -9,12 +9,12 @@
 #include <string>
 #include <thread>
 
-#include "comm/store.h"
+#include "store/store.h"
 
 namespace mtrain::comm {
 
-// The key that a rank increments when it has connected to the store.
-std::string begun_key(int rank);
+// The store's collection of the ranks that have connected to it.
+constexpr const char* kBegun = "begun";
 
 class ArrivalWatch {
  public:
@@ -32,21 +32,19 @@ class ArrivalWatch {
   ArrivalWatch(const ArrivalWatch&) = delete;
   ArrivalWatch& operator=(const ArrivalWatch&) = delete;
 
-  void joined(
-      const StoreAddress& at);  // this rank has connected to the store, which knows who has begun
+  void joined(const store::StoreAddress&
+                  at);  // this rank has connected to the store, which knows who has begun
 
  private:
   void watch();
-  std::string text(const std::optional<StoreAddress>& at);
-  std::string absent(const StoreAddress& at);  // "1 of 2 hosts"
-  // Returns how many of the ranks 0, `apart`, 2 * `apart`, ... have not begun.
-  int missing(Store& store, int apart) const;
+  std::string text(const std::optional<store::StoreAddress>& at);
+  std::string absent(const store::StoreAddress& at);  // "1 of 2 hosts"
 
   const Options o_;
-  std::unique_ptr<Store> store_;  // a connection of its own, since the rank's is waiting
+  std::unique_ptr<store::Store> store_;  // a connection of its own, since the rank's is waiting
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::optional<StoreAddress> at_;
+  std::optional<store::StoreAddress> at_;
   bool ends_ = false;
   std::thread thread_;
 };

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "comm/store_protocol.h"
+#include "store/store_protocol.h"
 
 namespace mtrain::comm {
 
@@ -46,8 +46,8 @@ bool is_anonymous_memory(int fd) {
 std::pair<int64_t, int64_t> parse_place(const std::string& place) {
   const size_t space = place.find(' ');
   if (space != std::string::npos) {
-    const auto pid = parse_number(std::string_view(place).substr(0, space)),
-               fd = parse_number(std::string_view(place).substr(space + 1));
+    const auto pid = store::parse_number(std::string_view(place).substr(0, space)),
+               fd = store::parse_number(std::string_view(place).substr(space + 1));
     if (pid && fd && *pid > 0 && *fd >= 0) return {*pid, *fd};
   }
   refuse("it is not described by two numbers");

@@ -6,7 +6,7 @@
 #include <sstream>
 
 #include "base/error.h"
-#include "comm/store_protocol.h"
+#include "store/store_protocol.h"
 
 namespace mtrain::comm {
 
@@ -54,9 +54,10 @@ std::string ProcessIdentity::text() const { return fmt::format("{} {}", pid, sta
 std::optional<ProcessIdentity> ProcessIdentity::parse(const std::string& text) {
   const size_t space = text.find(' ');
   if (space == std::string::npos) return std::nullopt;
-  const auto number = parse_number(std::string_view(text).substr(0, space));
+  const auto number = store::parse_number(std::string_view(text).substr(0, space));
   const std::string since = text.substr(space + 1);
-  if (!number || *number < 1 || *number > std::numeric_limits<pid_t>::max() || !parse_number(since))
+  if (!number || *number < 1 || *number > std::numeric_limits<pid_t>::max() ||
+      !store::parse_number(since))
     return std::nullopt;
   return ProcessIdentity{pid_t(*number), since};
 }

@@ -16,10 +16,10 @@
 #include "comm/nccl/nccl_transport.h"
 #include "comm/process/arrival_watch.h"
 #include "comm/process/host_process.h"
-#include "comm/process/rendezvous_host.h"
 #include "comm/process/shared_memory_transport.h"
-#include "comm/store.h"
-#include "comm/store_protocol.h"
+#include "store/rendezvous_host.h"
+#include "store/store.h"
+#include "store/store_protocol.h"
 
 namespace mtrain::comm {
 
@@ -34,7 +34,7 @@ uint64_t hash_of_program() {
 
 // Text from another rank is shown up to this length.
 std::string bounded_reason(std::string_view text) {
-  return std::string(text.substr(0, kMaxReasonBytes));
+  return std::string(text.substr(0, store::kMaxReasonBytes));
 }
 
 // Returns the lines in which the two texts differ: "`lr: 2` instead of `lr: 1`, ...".
@@ -52,29 +52,8 @@ std::string differences(const std::string& own, const std::string& first) {
   return found > kMaxShown ? text + fmt::format(", and {} more", found - kMaxShown) : text;
 }
 
-constexpr const char* kWell = "well";
-
-// Publishes why this rank does not arrive, since the other ranks wait for it, and throws.
-[[noreturn]] void refuse_to_join(Store& store, const ProcessWorldOptions& o,
-                                 const std::string& reason, const std::string& hint) {
-  store.set(fmt::format("arrived/{}", o.rank), reason);
-  throw UserError(reason, hint);
-}
-
-// Returns which start of the job serves this store (0: the first); nothing if that start has
-// failed.
-std::optional<int64_t> start_of(Store& store, const ProcessWorldOptions& o) {
-  constexpr const char* kStart = "start";
-  if (o.rank == 0) store.set(kStart, std::to_string(o.restarts));
-  try {
-    const auto start = parse_number(store.get(kStart));
-    if (!start) throw CommError("rank 0 does not say which start this is");
-    return start;
-  } catch (const CommError&) {
-    if (o.restarts == 0) throw;
-    return std::nullopt;
-  }
-}
+// The collection of the ranks that may train together, with their hosts.
+constexpr const char* kArrived = "arrived";
 
 using Clock = std::chrono::steady_clock;
 
@@ -95,131 +74,122 @@ Token await_token(const ProcessWorldOptions& o, Clock::time_point deadline) {
   }
 }
 
+// Makes the other ranks end, which wait for this one, and throws.
+[[noreturn]] void refuse_to_join(store::Store& store, const std::string& reason,
+                                 const std::string& hint) {
+  store.fail(reason);
+  throw UserError(reason, hint);
+}
+
 // Connects to the server, and sets `at.token` to the token that it knows. Returns null if the
 // server has a different token: this host may still see the token of an earlier job.
-std::shared_ptr<Store> connect(StoreAddress& at, const ProcessWorldOptions& o,
-                               Clock::time_point deadline) {
+std::shared_ptr<store::Store> connect(store::StoreAddress& at, const ProcessWorldOptions& o,
+                                      Clock::time_point deadline) {
   at.token = await_token(o, deadline);
   try {
-    return std::make_shared<Store>(at, rendezvous_time(o));
-  } catch (const OtherJobError& e) {
+    return std::make_shared<store::Store>(at, rendezvous_time(o));
+  } catch (const store::OtherJobError& e) {
     if (!o.token.may_change) throw;
     if (Clock::now() > deadline) throw UserError(e.message(), o.token.hint);
     return nullptr;
   }
 }
 
-// Connects to the store that rank 0 of this start serves; rank 0 of an earlier start, on another
-// host, may still serve its own. Throws UserError if another rank with this number has already
-// joined.
-std::shared_ptr<Store> join_store(StoreAddress& at, const ProcessWorldOptions& o) {
+// Connects to the store of this start of the ranks. Throws UserError if another rank with this
+// number has already joined.
+std::shared_ptr<store::Store> join_store(store::StoreAddress& at, const ProcessWorldOptions& o) {
   const auto deadline = Clock::now() + rendezvous_time(o);
-  for (;;) {
-    const auto store = connect(at, o, deadline);
-    const std::optional<int64_t> start = store ? start_of(*store, o) : std::nullopt;
-    if (start && *start > o.restarts)
-      throw CommError(fmt::format("rank {} of start {}: all ranks have been restarted as start {}",
-                                  o.rank, o.restarts, *start));
-    if (start == o.restarts) {
-      if (store->add(begun_key(o.rank), 1) == 1) return store;
-      throw UserError(
-          fmt::format("rank {} has already joined: another job uses this port, or another host "
-                      "has this host's number",
-                      o.rank),
-          "choose another port with --master_port (MASTER_PORT), or give each host a --node_rank "
-          "of its own: 0, 1, ...");
-    }
-    if (Clock::now() > deadline)
-      throw CommError(fmt::format("rank 0 did not serve the rendezvous of restart {} within {} s",
-                                  o.restarts, o.timeout.count()));
+  std::shared_ptr<store::Store> store;
+  while (!(store = connect(at, o, deadline)))
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  bool first = true;
+  try {
+    first = store->put(kBegun, o.rank, o.size, "");
+  } catch (const CommError&) {
+    // A rank with another number of ranks has come before: shake_hands() finds which one is wrong.
   }
+  if (first) return store;
+  throw UserError(
+      fmt::format("rank {} has already joined: another job uses this port, or another host "
+                  "has this host's number",
+                  o.rank),
+      "choose another port with --master_port (MASTER_PORT), or give each host a --node_rank "
+      "of its own: 0, 1, ...");
 }
 
 // Checks that this rank runs the program and the recipe of rank 0: ranks with different settings
 // would wait for each other in different places, or train nonsense.
-void shake_hands(Store& store, const ProcessWorldOptions& o) {
+void shake_hands(store::Store& store, const ProcessWorldOptions& o) {
   const std::string program = fmt::format("{:016x}", hash_of_program());
   const std::string size = std::to_string(o.size);
   if (o.rank == 0) store.set("size", size);
   if (const std::string first = store.get("size"); first != size) {
     const std::string reason = fmt::format("rank {} is one of {} ranks, and rank 0 one of {}",
                                            o.rank, size, bounded_reason(first));
-    // The ranks that rank 0 waits for may not exist.
-    store.fail(reason);
-    throw UserError(reason,
-                    "give every host the same --nnodes and --nproc_per_node: all hosts have the "
-                    "same number of ranks");
+    refuse_to_join(store, reason,
+                   "give every host the same --nnodes and --nproc_per_node: all hosts have the "
+                   "same number of ranks");
   }
   if (o.rank == 0) store.set("program", program);
   if (o.rank == 0) store.set("recipe", o.recipe);
   if (const std::string first = store.get("program"); first != program)
     refuse_to_join(
-        store, o, fmt::format("rank {} runs a different build of this program from rank 0", o.rank),
+        store, fmt::format("rank {} runs a different build of this program from rank 0", o.rank),
         "install the same build on every host");
   if (const std::string first = store.get("recipe"); first != o.recipe) {
-    refuse_to_join(store, o,
+    refuse_to_join(store,
                    fmt::format("rank {} has a different recipe from rank 0: {}", o.rank,
                                differences(o.recipe, first)),
                    "start all ranks with the same recipe and settings");
   }
-  store.set(fmt::format("arrived/{}", o.rank), kWell);
 }
 
-// Names the ranks that have not begun: "rank 3", or "host 1 of 2 (rank 2, 3)". Names only `rank` if
-// all have begun or the store does not answer.
-std::string absent_ranks(const StoreAddress& at, const ProcessWorldOptions& o, int rank) {
-  std::vector<int> ranks, hosts;
+// Names the ranks that have not begun, or else those that have not arrived: "rank 3", or "host 1 of
+// 2 (rank 2, 3)". Names none if the store does not answer.
+std::string absent_ranks(const store::StoreAddress& at, const ProcessWorldOptions& o) {
+  std::vector<int64_t> ranks, hosts;
   try {
-    Store store(at, std::chrono::seconds(2));  // a connection whose call has timed out is closed
-    for (int r = 0; r < o.size; ++r)
-      if (store.add(begun_key(r), 0) == 0) ranks.push_back(r);
+    // A connection whose call has timed out is closed.
+    store::Store store(at, std::chrono::seconds(2));
+    ranks = store.missing(kBegun, o.size);
+    if (ranks.empty()) ranks = store.missing(kArrived, o.size);
   } catch (const Error&) {
-    ranks.clear();
   }
-  if (ranks.empty()) ranks.push_back(rank);
+  if (ranks.empty()) return "a rank";
   const std::string text = ranks.size() > 8
                                ? fmt::format("rank {} and {} others", ranks[0], ranks.size() - 1)
                                : fmt::format("rank {}", fmt::join(ranks, ", "));
   const int all = o.size / std::max(1, o.local_size);
   if (all <= 1) return text;
-  for (const int r : ranks)
-    if (const int host = r / o.local_size; hosts.empty() || hosts.back() != host)
+  for (const int64_t r : ranks)
+    if (const int64_t host = r / o.local_size; hosts.empty() || hosts.back() != host)
       hosts.push_back(host);
   return fmt::format("host {} of {} ({})", fmt::join(hosts, ", "), all, text);
 }
 
-// Waits until all ranks have arrived. Throws CommError, which names those that have not.
-void await_all(Store& store, const StoreAddress& at, const ProcessWorldOptions& o) {
-  for (int rank = 0; rank < o.size; ++rank) {
-    std::string answer;
-    const auto begin = Clock::now();
-    try {
-      answer = store.get(fmt::format("arrived/{}", rank));
-    } catch (const CommError& e) {
-      constexpr std::chrono::milliseconds kRounding{100};
-      if (Clock::now() - begin < rendezvous_time(o) - kRounding)
-        throw CommError(fmt::format("rank {} did not arrive: {}", rank, e.message()), e.hint());
-      throw CommError(fmt::format("{} did not arrive within {:.3g} s", absent_ranks(at, o, rank),
-                                  o.timeout.count()),
-                      "start mtrain-launch on every host, with its own --node_rank; "
-                      "comm.timeout_s sets how long ranks wait");
-    }
-    if (answer != kWell)
-      throw CommError(bounded_reason(answer), "start all ranks with the same program and recipe");
+// Waits until all ranks have arrived, and returns whether they run on one host. Throws CommError,
+// which names those that have not arrived.
+bool await_all(store::Store& store, const store::StoreAddress& at, const ProcessWorldOptions& o) {
+  const auto begin = Clock::now();
+  try {
+    store.put(kArrived, o.rank, o.size, host_identity());
+    const auto hosts = store.all(kArrived, o.size);
+    return std::ranges::all_of(hosts, [&](const std::string& host) { return host == hosts[0]; });
+  } catch (const store::OldRoundError&) {
+    throw;
+  } catch (const CommError& e) {
+    constexpr std::chrono::milliseconds kRounding{100};
+    if (Clock::now() - begin < rendezvous_time(o) - kRounding)
+      throw CommError(fmt::format("the ranks do not meet: {}", e.message()), e.hint());
+    throw CommError(
+        fmt::format("{} did not arrive within {:.3g} s", absent_ranks(at, o), o.timeout.count()),
+        "start mtrain-launch on every host, with its own --node_rank; "
+        "comm.timeout_s sets how long ranks wait");
   }
 }
 
-bool all_on_this_host(Store& store, const ProcessWorldOptions& o) {
-  const std::string host = host_identity();
-  store.set(fmt::format("host/{}", o.rank), host);
-  bool all = true;
-  for (int rank = 0; rank < o.size; ++rank)
-    all = store.get(fmt::format("host/{}", rank)) == host && all;
-  return all;
-}
-
-std::shared_ptr<Transport> make_transport(std::shared_ptr<Store> store, const StoreAddress& at,
+std::shared_ptr<Transport> make_transport(std::shared_ptr<store::Store> store,
+                                          const store::StoreAddress& at, bool one_host,
                                           const ProcessWorldOptions& o) {
   const auto timeout = std::chrono::duration_cast<std::chrono::nanoseconds>(o.timeout);
   MT_CHECK(o.backend != CommBackend::thread, "ranks that are processes cannot be threads");
@@ -229,16 +199,17 @@ std::shared_ptr<Transport> make_transport(std::shared_ptr<Store> store, const St
     MT_CHECK(on_gpu, "the backend nccl was chosen for a rank without a GPU");
     return nccl_transport(load_nccl(o.device_number), {at, timeout, o.rank});
   }
-  if (automatic && all_on_this_host(*store, o))
+  if (automatic && one_host)
     return shared_memory_transport(std::move(store), o.rank, o.size, timeout);
   return gloo_transport({at, o.rank, o.size, timeout});
 }
 
-// A transport that keeps rank 0's server alive, since groups connect after the handshake.
+// A transport that keeps rank 0's server alive, if it has one, since groups connect after the
+// handshake.
 class ServedTransport : public Transport {
  public:
-  ServedTransport(std::unique_ptr<StoreServer> server, std::shared_ptr<Transport> transport,
-                  const StoreAddress& at, const ProcessWorldOptions& o)
+  ServedTransport(std::unique_ptr<store::StoreServer> server, std::shared_ptr<Transport> transport,
+                  const store::StoreAddress& at, const ProcessWorldOptions& o)
       : token_(o.token.keep),
         server_(std::move(server)),
         transport_(std::move(transport)),
@@ -270,12 +241,12 @@ class ServedTransport : public Transport {
 
  private:
   const std::shared_ptr<void> token_;
-  std::unique_ptr<StoreServer> server_;
+  std::unique_ptr<store::StoreServer> server_;
   std::shared_ptr<Transport> transport_;
   const int rank_;
-  const StoreAddress at_;
+  const store::StoreAddress at_;
   const std::chrono::milliseconds timeout_;
-  Store failures_;
+  store::Store failures_;
 };
 
 }  // namespace
@@ -283,13 +254,14 @@ class ServedTransport : public Transport {
 World process_world(const ProcessWorldOptions& o) {
   if (o.size == 1) return World::alone();
   MT_CHECK(o.token.find, "ranks without a token");
-  const RendezvousHost host = rendezvous_host(o.master_addr, o.local_size == o.size);
-  StoreAddress at{host.reached, o.master_port, {}};
-  std::unique_ptr<StoreServer> server;
-  if (o.rank == 0) {
+  const store::RendezvousHost host = store::rendezvous_host(o.master_addr, o.local_size == o.size);
+  store::StoreAddress at{host.reached, o.master_port, {}, o.restarts, o.job};
+  std::unique_ptr<store::StoreServer> server;
+  if (o.rank == 0 && !o.served) {
     const auto token = o.token.find();
     MT_CHECK(token, "rank 0 has no token");
-    server = std::make_unique<StoreServer>(StoreAddress{host.listens, o.master_port, *token});
+    server = std::make_unique<store::StoreServer>(
+        store::StoreAddress{host.listens, o.master_port, *token, o.restarts, o.job});
   }
   std::optional<ArrivalWatch> watch(
       std::in_place,
@@ -302,9 +274,9 @@ World process_world(const ProcessWorldOptions& o) {
   auto store = join_store(at, o);
   watch->joined(at);
   shake_hands(*store, o);
-  await_all(*store, at, o);
+  const bool one_host = await_all(*store, at, o);
   watch.reset();
-  auto transport = make_transport(std::move(store), at, o);
+  auto transport = make_transport(std::move(store), at, one_host, o);
   return {o.rank, o.size,
           std::make_shared<ServedTransport>(std::move(server), std::move(transport), at, o),
           o.link};

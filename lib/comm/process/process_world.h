@@ -29,10 +29,12 @@ inline constexpr std::chrono::seconds kWaitInSilence{5};
 
 struct ProcessWorldOptions {
   int rank = 0, size = 1;
-  int local_size = 1;  // ranks on this host
-  int restarts = 0;    // how often a launcher has restarted all ranks
+  int local_size = 1;   // ranks on this host
+  int restarts = 0;     // how often a launcher has restarted all ranks
+  std::string job;      // the job's name, the same on all hosts; "": it has none
+  bool served = false;  // a launcher serves the store; otherwise rank 0 does
   std::string master_addr = "localhost";
-  uint16_t master_port = 0;  // where rank 0 serves the store
+  uint16_t master_port = 0;  // where the store is
   TokenSource token;
   std::chrono::duration<double> timeout = std::chrono::seconds(600);
   CommBackend backend = CommBackend::automatic;
@@ -46,10 +48,10 @@ struct ProcessWorldOptions {
   std::function<void(const std::string&)> waiting = {};
 };
 
-// Returns when all ranks have connected. A restarted rank may find the server of the previous
-// start, whose rank 0 on another host has not ended yet; it then waits for the next server. Throws
-// CommError, which names the rank that did not arrive, or UserError, which names the rank that runs
-// a different recipe or program.
+// Returns when all ranks of this start have connected. A restarted rank may find a server that is
+// still at the previous start; it then waits for the next one. Throws CommError, which names the
+// rank that did not arrive, or UserError, which names the rank that runs a different recipe or
+// program.
 World process_world(const ProcessWorldOptions& options);
 
 }  // namespace mtrain::comm

@@ -9,7 +9,7 @@
 #include "comm/process/channel_memory.h"
 #include "comm/process/host_process.h"
 #include "comm/shm_communicator.h"
-#include "comm/store_protocol.h"
+#include "store/store_protocol.h"
 
 namespace mtrain::comm {
 
@@ -17,17 +17,19 @@ namespace {
 
 class SharedMemoryTransport : public Transport {
  public:
-  SharedMemoryTransport(std::shared_ptr<Store> store, int rank, int size,
+  SharedMemoryTransport(std::shared_ptr<store::Store> store, int rank, int size,
                         std::chrono::nanoseconds timeout)
       : store_(std::move(store)), rank_(rank), timeout_(timeout) {
     const std::string host = host_identity();
-    store_->set(fmt::format("process/{}", rank), ProcessIdentity::own().text() + "\n" + host);
+    constexpr const char* kProcesses = "processes";
+    store_->put(kProcesses, rank, size, ProcessIdentity::own().text() + "\n" + host);
+    const std::vector<std::string> texts = store_->all(kProcesses, size);
     for (int r = 0; r < size; ++r) {
-      const std::string text = store_->get(fmt::format("process/{}", r));
+      const std::string& text = texts[size_t(r)];
       const size_t line = text.find('\n');
       if (text.substr(line + 1) != host)
         throw UserError(fmt::format("rank {} runs on `{}`, rank {} on `{}`", r,
-                                    text.substr(line + 1, kMaxReasonBytes), rank, host),
+                                    text.substr(line + 1, store::kMaxReasonBytes), rank, host),
                         "ranks on several hosts need gloo: comm.backend=gloo");
       const auto process = ProcessIdentity::parse(text.substr(0, line));
       if (!process) throw CommError(fmt::format("rank {} does not say which process it is", r));
@@ -61,7 +63,7 @@ class SharedMemoryTransport : public Transport {
   }
 
  private:
-  const std::shared_ptr<Store> store_;
+  const std::shared_ptr<store::Store> store_;
   const int rank_;
   const std::chrono::nanoseconds timeout_;
   std::vector<ProcessIdentity> processes_;
@@ -69,8 +71,8 @@ class SharedMemoryTransport : public Transport {
 
 }  // namespace
 
-std::shared_ptr<Transport> shared_memory_transport(std::shared_ptr<Store> store, int rank, int size,
-                                                   std::chrono::nanoseconds timeout) {
+std::shared_ptr<Transport> shared_memory_transport(std::shared_ptr<store::Store> store, int rank,
+                                                   int size, std::chrono::nanoseconds timeout) {
   return std::make_shared<SharedMemoryTransport>(std::move(store), rank, size, timeout);
 }
 

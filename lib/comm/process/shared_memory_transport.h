@@ -5,13 +5,13 @@
 #include <chrono>
 #include <memory>
 
-#include "comm/store.h"
 #include "comm/world.h"
+#include "store/store.h"
 
 namespace mtrain::comm {
 
 // Every rank of the world calls it. Throws UserError when the ranks are not all on this host.
-std::shared_ptr<Transport> shared_memory_transport(std::shared_ptr<Store> store, int rank, int size,
-                                                   std::chrono::nanoseconds timeout);
+std::shared_ptr<Transport> shared_memory_transport(std::shared_ptr<store::Store> store, int rank,
+                                                   int size, std::chrono::nanoseconds timeout);
 
 }  // namespace mtrain::comm

@@ -9,15 +9,20 @@
 #include <unistd.h>
 #include <algorithm>
 #include <cstring>
+#include <exception>
+#include <functional>
+#include <future>
 #include <limits>
 #include <list>
+#include <mutex>
 #include <thread>
 #include <unordered_map>
+#include <vector>
 
-#include "comm/store.h"
-#include "comm/store_session.h"
+#include "store/store.h"
+#include "store/store_session.h"
 
-namespace mtrain::comm {
+namespace mtrain::store {
 
 namespace {
 
@@ -44,24 +49,50 @@ int first_reserved_descriptor() {
 
 }  // namespace
 
+int64_t allow_connections(int64_t connections) {
+  constexpr int64_t kOwn = 256;  // files and sockets of the process itself
+  rlimit files{};
+  if (getrlimit(RLIMIT_NOFILE, &files) < 0) return connections;
+  const auto needed = rlim_t(connections + kOwn);
+  if (files.rlim_cur < needed) {
+    rlimit more = files;
+    more.rlim_cur = std::min(needed, files.rlim_max);
+    if (setrlimit(RLIMIT_NOFILE, &more) == 0) files = more;
+  }
+  return std::clamp<int64_t>(int64_t(std::min<rlim_t>(files.rlim_cur, needed)) - kOwn, 0,
+                             connections);
+}
+
 // One thread serves all connections.
 class StoreServer::Loop {
  public:
-  Loop(int listener, const Token& token)
+  Loop(int listener, const StoreAddress& at)
       : listener_(listener),
-        stop_(eventfd(0, EFD_CLOEXEC)),
+        called_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
         epoll_(epoll_create1(EPOLL_CLOEXEC)),
-        table_(token) {
-    watch(EPOLL_CTL_ADD, stop_, EPOLLIN);
+        table_(at.token, at.job, at.round) {
+    watch(EPOLL_CTL_ADD, called_, EPOLLIN);
     watch(EPOLL_CTL_ADD, listener_, EPOLLIN);
     thread_ = std::thread([this] { run(); });
   }
   ~Loop() {
-    const uint64_t one = 1;
-    [[maybe_unused]] const auto written = write(stop_, &one, sizeof one);
+    call(nullptr);
     thread_.join();
     clients_.clear();
-    for (const int fd : {epoll_, listener_, stop_}) close(fd);
+    for (const int fd : {epoll_, listener_, called_}) close(fd);
+  }
+
+  // Runs the function in the thread that owns the table, and returns after it. Null ends the
+  // thread.
+  void call(std::function<void(StoreTable&)> function) {
+    std::promise<void> done;
+    {
+      const std::lock_guard lock(mutex_);
+      calls_.push_back({std::move(function), &done});
+    }
+    const uint64_t one = 1;
+    [[maybe_unused]] const auto written = write(called_, &one, sizeof one);
+    done.get_future().get();
   }
 
  private:
@@ -74,6 +105,34 @@ class StoreServer::Loop {
     StoreSession session;
   };
 
+  struct Call {
+    std::function<void(StoreTable&)> function;
+    std::promise<void>* done;
+  };
+
+  // Returns false if the thread must end.
+  bool serve_calls() {
+    uint64_t count = 0;
+    [[maybe_unused]] const auto n = ::read(called_, &count, sizeof count);
+    std::vector<Call> calls;
+    {
+      const std::lock_guard lock(mutex_);
+      calls.swap(calls_);
+    }
+    bool ends = false;
+    for (const Call& c : calls) {
+      ends = ends || !c.function;
+      try {
+        if (c.function) c.function(table_);
+        c.done->set_value();
+      } catch (...) {
+        c.done->set_exception(std::current_exception());
+      }
+    }
+    flush_woken();
+    return !ends;
+  }
+
   void run() {
     for (;;) {
       epoll_event events[64];
@@ -82,7 +141,7 @@ class StoreServer::Loop {
       bool knocks = false;
       for (int i = 0; i < n; ++i) {
         const int fd = events[i].data.fd;
-        if (fd == stop_) return;
+        if (fd == called_ && !serve_calls()) return;
         if (fd == listener_) knocks = true;
         // An earlier event of this round may have closed the connection.
         if (const auto found = clients_.find(fd); found != clients_.end())
@@ -146,6 +205,10 @@ class StoreServer::Loop {
     if (well && (events & (EPOLLIN | EPOLLHUP))) well = read(c);
     well = well && flush(c);
     if (!well) drop(c.fd);
+    flush_woken();
+  }
+
+  void flush_woken() {
     // The request may have ended the waits of other clients, whose requests may do the same.
     for (auto woken = table_.take_woken(); !woken.empty(); woken = table_.take_woken())
       for (const int fd : woken)
@@ -162,7 +225,9 @@ class StoreServer::Loop {
       if (n == 0) return false;
       if (n < 0) return errno == EAGAIN || errno == EINTR;
       if (!c.session.receive({buffer, size_t(n)})) return false;
-      if (stranger && c.session.knows_token()) strangers_.remove(c.fd);
+      if (!stranger || !c.session.knows_token()) continue;
+      strangers_.remove(c.fd);
+      if (paused_until_) paused_until_ = Clock::now();  // there is room for another stranger
     }
     return true;
   }
@@ -218,12 +283,14 @@ class StoreServer::Loop {
     clients_.erase(fd);
   }
 
-  const int listener_, stop_, epoll_;
+  const int listener_, called_, epoll_;
   StoreTable table_;
   std::unordered_map<int, std::unique_ptr<Client>> clients_;  // after table_, which they use
   std::list<int> strangers_;  // descriptors of clients without a proof, the oldest first
   std::optional<Clock::time_point> paused_until_;  // the listener is not watched until then
-  std::thread thread_;
+  std::mutex mutex_;
+  std::vector<Call> calls_;  // guarded by mutex_
+  std::thread thread_;       // the last member: it uses the others
 };
 
 namespace {
@@ -280,9 +347,18 @@ StoreServer::StoreServer(const StoreAddress& at) : address_(at) {
                     "another job may use it: choose another port with --master_port (MASTER_PORT)");
   address_.port = port_of(l.fd);
   if (all) address_.host = "localhost";
-  loop_ = std::make_unique<Loop>(l.fd, at.token);
+  loop_ = std::make_unique<Loop>(l.fd, at);
 }
 
 StoreServer::~StoreServer() = default;
 
-}  // namespace mtrain::comm
+void StoreServer::begin_round(int64_t round) {
+  loop_->call([&](StoreTable& table) { table.begin_round(round); });
+  address_.round = round;
+}
+
+void StoreServer::fail_round(const std::string& reason) {
+  loop_->call([&](StoreTable& table) { table.fail_round(reason); });
+}
+
+}  // namespace mtrain::store

@@ -17,15 +17,15 @@
 #include <catch2/catch.hpp>
 
 #include "base/error.h"
-#include "comm/process/rendezvous_host.h"
-#include "comm/store.h"
-#include "comm/store_protocol.h"
-#include "comm/store_session.h"
+#include "store/rendezvous_host.h"
+#include "store/store.h"
+#include "store/store_protocol.h"
+#include "store/store_session.h"
 
-namespace comm_store_test {
+namespace store_store_test {
 
 using namespace mtrain;
-using namespace mtrain::comm;
+using namespace mtrain::store;
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
@@ -330,12 +330,13 @@ namespace {
 
 // A client of a table without sockets, which knows the token.
 struct Client {
-  Client(StoreTable& table, int id) : session(table, id, Nonce{}) {
+  Client(StoreTable& table, int id, int64_t round = 0) : session(table, id, Nonce{}) {
     const Proof proof = make_proof(Token{}, StoreEnd::client, Nonce{}, Nonce{});
     std::string hello(kStoreGreeting);
     hello.append(kNonceBytes, '\0').append(bytes_of(proof));
     REQUIRE(session.receive(hello));
     replies();
+    entered = ask(request_text(kEnter, "", std::to_string(round)));
   }
   std::string replies() {
     std::string all;
@@ -352,6 +353,7 @@ struct Client {
     return all.size() < 5 ? all.empty() ? "waits" : all : all.substr(4);
   }
   StoreSession session;
+  std::string entered;  // the reply to the first request
 };
 
 }  // namespace
@@ -377,6 +379,9 @@ TEST_CASE("every request with every other request's payload is answered or refus
       {"a key that is too long", request(std::string(kMaxKeyBytes + 1, 'k'), "v")},
       {"lengths beyond all bounds", std::string(8, '\xff')},
       {"a path", request("channel/dp", "/etc/passwd")},
+      {"a member", request("members", "1 2\ntext")},
+      {"a member beyond all", request("members", "2 2\ntext")},
+      {"too many members", request("members", "0 99999999999\n")},
   };
   for (const Payload& p : payloads)
     for (int operation = 0; operation < 256; ++operation) {
@@ -386,9 +391,10 @@ TEST_CASE("every request with every other request's payload is answered or refus
       CHECK(other.ask(request_text(kSet, "key", "old")) == "+");
       CHECK(other.ask(request_text(kAdd, "number", "5")) == "+5");
       const std::string reply = client.ask(char(operation) + p.bytes);
-      const bool known = std::string("SGARF").find(char(operation)) != std::string::npos;
+      const bool known = std::string("ESGARFPLM").find(char(operation)) != std::string::npos;
       if (!known) CHECK(reply == "ended");
-      CHECK((reply == "ended" || reply == "waits" || reply[0] == kAnswer || reply[0] == kNone));
+      CHECK((reply == "ended" || reply == "waits" || reply[0] == kAnswer || reply[0] == kNone ||
+             (operation == kEnter && reply[0] == kOtherJob)));
       // The other client is served as before.
       CHECK(other.ask(request_text(kSet, "still", "here")) == "+");
       CHECK(other.ask(request_text(kGet, "still", "")) == "+here");
@@ -448,6 +454,113 @@ TEST_CASE("the reason of a failure is truncated to its limit") {
   CHECK(b.failure() == std::string(kMaxReasonBytes, 'x'));
 }
 
+TEST_CASE("members exchange texts with two requests each") {
+  StoreTable table{Token{}};
+  Client a(table, 0), b(table, 1), c(table, 2);
+  const auto put = [](int64_t member, int64_t size, const std::string& text) {
+    return request_text(kPut, "addresses", membership_text({member, size, text}));
+  };
+  CHECK(a.ask(request_text(kMissing, "addresses", "3")) == "+0-2");
+  CHECK(a.ask(put(0, 3, "x")) == "+1");
+  CHECK(a.ask(put(0, 3, "again")) == "+0");
+  CHECK(a.ask(request_text(kMissing, "addresses", "3")) == "+1-2");
+  CHECK(a.ask(request_text(kAll, "addresses", "")) == "waits");
+  CHECK(b.ask(put(1, 4, "x")) == "-`addresses` has 3 members, not 4");
+  CHECK(b.ask(put(2, 3, "z")) == "+1");
+  CHECK(c.ask(request_text(kMissing, "addresses", "3")) == "+1");
+  // A value with the same key is another thing.
+  CHECK(c.ask(request_text(kSet, "addresses", "value")) == "+");
+  CHECK(a.replies().empty());
+  CHECK(c.ask(put(1, 3, "x")) == "+1");
+  const std::string all = a.replies().substr(4);
+  CHECK(all[0] == kAnswer);
+  CHECK(texts_of_runs(all.substr(1), 3) == std::vector<std::string>{"x", "x", "z"});
+  CHECK(b.ask(request_text(kAll, "addresses", "")) == all);
+  CHECK(c.ask(request_text(kMissing, "addresses", "3")) == "+");
+}
+
+TEST_CASE("the texts of a collection fit in one reply") {
+  StoreTable table{Token{}};
+  Client a(table, 0);
+  const std::string half(kMaxValueBytes / 2, 'x');
+  CHECK(a.ask(request_text(kPut, "c", membership_text({0, 3, half}))) == "+1");
+  CHECK(a.ask(request_text(kPut, "c", membership_text({1, 3, half}))) == "-the rendezvous is full");
+  CHECK(a.ask(request_text(kPut, "c", membership_text({1, 3, "small"}))) == "+1");
+  // Members that never come cost memory, too, which is bounded.
+  std::string reply;
+  int made = 0;
+  for (; made < 1000; ++made) {
+    reply = a.ask(request_text(kPut, std::to_string(made), membership_text({0, kMaxMembers, ""})));
+    if (reply != "+1") break;
+  }
+  CHECK(reply == "-the rendezvous is full");
+  CHECK(made < 100);
+}
+
+TEST_CASE("runs of texts and lists of numbers are read as they were written, or refused") {
+  for (const std::vector<std::string>& texts :
+       {std::vector<std::string>{}, {""}, {"a", "a", "b", "", "", "a"}})
+    CHECK(texts_of_runs(texts_in_runs(texts), int64_t(texts.size())) == texts);
+  const std::string runs = texts_in_runs({"a", "a"});
+  for (const std::string& wrong : {runs + "x", runs.substr(1), runs + runs, std::string(8, '\xff')})
+    CHECK_THROWS_AS(texts_of_runs(wrong, 2), CommError);
+  CHECK_THROWS_AS(texts_of_runs(runs, 3), CommError);
+  for (const std::vector<int64_t>& numbers : {std::vector<int64_t>{}, {0}, {0, 1, 2}, {1, 3, 4, 9}})
+    CHECK(parse_numbers(numbers_text(numbers), 10) == numbers);
+  CHECK(numbers_text({1, 3, 4, 9}) == "1,3-4,9");
+  for (const char* wrong : {"a", "1-", "-1", "3-1", "10", "0-99999999", "1,1", "2,1", "1;2"})
+    CHECK_THROWS_AS(parse_numbers(wrong, 10), CommError);
+}
+
+TEST_CASE("a rank of an older round gets a reason to end, and finds nothing of the newer one") {
+  StoreTable table{Token{}};
+  Client old(table, 0), waits(table, 1), launcher(table, 2, kLaunchers);
+  CHECK(old.ask(request_text(kSet, "k", "old")) == "+");
+  CHECK(launcher.ask(request_text(kSet, "k", "of launchers")) == "+");
+  CHECK(waits.ask(request_text(kGet, "late", "")) == "waits");
+  Client early(table, 3, 2), sooner(table, 4, 1);
+  CHECK(early.entered == "waits");
+  CHECK(sooner.entered == "waits");
+  { const Client gone(table, 5, 1); }
+  table.begin_round(1);
+  const std::string reason =
+      "<start 0 of this job has ended: all ranks have been restarted as start 1";
+  CHECK(waits.replies().substr(4) == reason);
+  CHECK(old.ask(request_text(kGet, "k", "")) == reason);
+  CHECK(old.ask(request_text(kSet, "k", "still old")) == reason);
+  CHECK(Client(table, 6, 0).entered == reason);
+  CHECK(early.replies().empty());
+  CHECK(sooner.replies().substr(4) == "+");
+  CHECK(sooner.ask(request_text(kGet, "k", "")) == "waits");
+  CHECK(Client(table, 7, 1).ask(request_text(kSet, "k", "new")) == "+");
+  CHECK(sooner.replies().substr(4) == "+new");
+  CHECK(launcher.ask(request_text(kGet, "k", "")) == "+of launchers");
+  table.begin_round(3);  // nobody has come in round 2
+  CHECK(early.replies().substr(4) ==
+        "<start 2 of this job has ended: all ranks have been restarted as start 3");
+}
+
+TEST_CASE("a failure ends with its round") {
+  StoreServer server(any_port());
+  Store first(server.address(), 10s);
+  server.fail_round("rank 1 was killed");
+  CHECK_THROWS_WITH(first.get("never"), "rank 1 was killed");
+  server.begin_round(1);
+  CHECK_THROWS_AS(first.get("never"), OldRoundError);
+  CHECK_THROWS_AS(first.set("a", "b"), OldRoundError);
+  Store second(server.address(), 10s);
+  CHECK(second.failure().empty());
+  StoreAddress old = server.address(), other = server.address(), later = server.address();
+  old.round = 0;
+  other.job = "another";
+  later.round = 2;
+  const auto start = Clock::now();
+  CHECK_THROWS_AS(Store(old, 10s), OldRoundError);
+  CHECK_THROWS_AS(Store(other, 10s), OtherJobError);
+  CHECK(Clock::now() - start < 5s);
+  CHECK_THROWS_WITH(Store(later, 200ms), Catch::Matchers::Contains("start 2 of the ranks has not"));
+}
+
 TEST_CASE("ranks of one host meet where no other host can come") {
   for (const char* name : {"localhost", "127.0.0.1", "127.0.0.2"}) {
     CAPTURE(name);
@@ -464,4 +577,4 @@ TEST_CASE("ranks of one host meet where no other host can come") {
   CHECK(rendezvous_host("192.0.2.1", false).listens.empty());
 }
 
-}  // namespace comm_store_test
+}  // namespace store_store_test

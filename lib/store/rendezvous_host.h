@@ -2,7 +2,7 @@
 #pragma once
 #include <string>
 
-namespace mtrain::comm {
+namespace mtrain::store {
 
 struct RendezvousHost {
   std::string listens;  // at this address of rank 0's host; "": at all of them
@@ -16,4 +16,4 @@ struct RendezvousHost {
 // address that other hosts do not share, or for an address that is not this host's own (NAT).
 RendezvousHost rendezvous_host(const std::string& master_addr, bool one_host);
 
-}  // namespace mtrain::comm
+}  // namespace mtrain::store

@@ -6,10 +6,10 @@
 #include <string>
 
 #include "base/error.h"
-#include "comm/store_session.h"
+#include "store/store_session.h"
 
 using namespace mtrain;
-using namespace mtrain::comm;
+using namespace mtrain::store;
 
 namespace {
 
@@ -23,6 +23,8 @@ struct Client {
     hello.append(bytes_of(own)).append(bytes_of(proof));
     open = session.receive(hello);
     MT_CHECK(open && session.knows_token());
+    drain();
+    open = session.receive(request_text(kEnter, "", "0"));
     drain();
   }
   void give(std::string_view bytes) {

@@ -1,4 +1,4 @@
-#include "comm/process/rendezvous_host.h"
+#include "store/rendezvous_host.h"
 
 #include <netdb.h>
 #include <netinet/in.h>
@@ -7,9 +7,9 @@
 #include <algorithm>
 #include <set>
 
-#include "comm/loopback.h"
+#include "store/loopback.h"
 
-namespace mtrain::comm {
+namespace mtrain::store {
 
 namespace {
 
@@ -61,4 +61,4 @@ RendezvousHost rendezvous_host(const std::string& master_addr, bool one_host) {
   return {clear ? *r.own.begin() : "", master_addr};
 }
 
-}  // namespace mtrain::comm
+}  // namespace mtrain::store

@@ -1,4 +1,4 @@
-#include "comm/store.h"
+#include "store/store.h"
 
 #include <netdb.h>
 #include <netinet/tcp.h>
@@ -9,9 +9,9 @@
 #include <cstring>
 #include <thread>
 
-#include "comm/store_protocol.h"
+#include "store/store_protocol.h"
 
-namespace mtrain::comm {
+namespace mtrain::store {
 
 namespace {
 
@@ -109,7 +109,11 @@ Store::Store(const StoreAddress& at, std::chrono::milliseconds to_connect,
       try {
         // Another program may never answer.
         prove_each_other(at.token, std::min(deadline, Clock::now() + std::chrono::seconds(5)));
+        enter(at, deadline);
         return;
+      } catch (const OldRoundError&) {
+        close(fd_);
+        throw;
       } catch (const CommError& e) {
         why = e.message();
         // The server closes old connections that have not proved anything; this may have been one.
@@ -180,6 +184,37 @@ std::string numeric_address(int fd, int (*name)(int, sockaddr*, socklen_t*)) {
 std::string Store::local_address() const { return numeric_address(fd_, getsockname); }
 std::string Store::server_address() const { return numeric_address(fd_, getpeername); }
 
+void Store::enter(const StoreAddress& at, Clock::time_point deadline) {
+  try {
+    exchange(kEnter, at.job, std::to_string(at.round), deadline);
+  } catch (const CommError&) {
+    if (Clock::now() + std::chrono::milliseconds(2) < deadline) throw;
+    throw CommError(fmt::format("start {} of the ranks has not begun there", at.round));
+  }
+}
+
+// Sends a request and returns its answer. Throws CommError, after which the connection cannot be
+// used, or returns a refusal as another kind of reply.
+std::string Store::exchange(char operation, const std::string& key, const std::string& value,
+                            Clock::time_point deadline) {
+  std::string in, reply;
+  send_all(fd_, request_text(operation, key, value), deadline);
+  for (size_t at = 0;;) {
+    if (const auto text = take_text(in, at, kMaxValueBytes + 1)) {
+      reply = *text;
+      break;
+    }
+    receive(fd_, in, kMaxValueBytes, deadline);
+  }
+  if (reply.empty()) throw CommError("an empty answer");
+  const std::string reason = reply.substr(1, kMaxReasonBytes);
+  if (reply[0] == kOldRound) throw OldRoundError(reason, "end this process if it still runs");
+  if (reply[0] == kOtherJob)
+    throw OtherJobError(reason,
+                        "give all hosts of a job the same --rdzv_id, and each job its own port");
+  return reply;
+}
+
 std::string Store::call(char operation, const std::string& key, const std::string& value,
                         std::chrono::milliseconds timeout) {
   std::lock_guard lock(mutex_);
@@ -189,16 +224,9 @@ std::string Store::call(char operation, const std::string& key, const std::strin
            "a key of {} bytes, a value of {}", key.size(), value.size());
   std::string reply;
   try {
-    std::string in;
-    send_all(fd_, request_text(operation, key, value), deadline);
-    for (size_t at = 0;;) {
-      if (const auto text = take_text(in, at, kMaxValueBytes + 1)) {
-        reply = *text;
-        break;
-      }
-      receive(fd_, in, kMaxValueBytes, deadline);
-    }
-    if (reply.empty()) throw CommError("an empty answer");
+    reply = exchange(operation, key, value, deadline);
+  } catch (const OldRoundError&) {
+    throw;
   } catch (const CommError& e) {
     // A late answer would be mistaken for the answer to the next call.
     close(fd_);
@@ -228,4 +256,15 @@ int64_t Store::add(const std::string& key, int64_t delta) {
   return *sum;
 }
 
-}  // namespace mtrain::comm
+bool Store::put(const std::string& collection, int64_t member, int64_t size,
+                const std::string& text) {
+  return call(kPut, collection, membership_text({member, size, text}), timeout_) == "1";
+}
+std::vector<std::string> Store::all(const std::string& collection, int64_t size) {
+  return texts_of_runs(call(kAll, collection, "", timeout_), size);
+}
+std::vector<int64_t> Store::missing(const std::string& collection, int64_t size) {
+  return parse_numbers(call(kMissing, collection, std::to_string(size), timeout_), size);
+}
+
+}  // namespace mtrain::store

@@ -1,0 +1,76 @@
+#include "launch/job_store.h"
+
+#include <cstdlib>
+
+#include "base/error.h"
+#include "launch/agent.h"
+#include "launch/job.h"
+#include "launch/job_token.h"
+#include "launch/port_claim.h"
+#include "store/rendezvous_host.h"
+
+namespace mtrain::launch {
+
+namespace {
+
+// Returns the token that the user has set; "" if there is none.
+std::string given_token(const AgentOptions& o) {
+  if (const char* own = std::getenv(kTokenVariable); own && *own) return own;
+  const auto found = o.environment.find(kTokenVariable);
+  return found == o.environment.end() ? "" : found->second;
+}
+
+}  // namespace
+
+JobStore::JobStore(const AgentOptions& o) : port_(o.master_port) {
+  const bool several = o.ranks_per_node * o.nodes > 1;
+  const bool may_serve = o.uses_store && o.node == 0 && several;
+  // A single rank has no rendezvous, so its port may be in use. But there must be a port number.
+  if (!may_serve || o.master_port != 0) {
+    if (several || o.master_port == 0) claim_ = std::make_unique<PortClaim>(o.master_port, o.node);
+    if (claim_) port_ = claim_->port();
+  }
+  const std::string given = given_token(o);
+  if (given.empty() && o.nodes == 1) token_ = Token::random();
+  if (!may_serve) return;
+  if (!token_ && (!given.empty() || !o.shared_token.empty())) {
+    const Job job{.rank = 0, .size = o.ranks_per_node * o.nodes, .token = given};
+    shared_ = std::make_unique<JobToken>(job, o.shared_token);
+    token_ = shared_->find();
+  }
+  if (token_) serve(o);
+}
+
+JobStore::~JobStore() = default;
+
+void JobStore::serve(const AgentOptions& o) {
+  constexpr int64_t kConnectionsOfRank = 8;
+  const int64_t ranks = int64_t(o.ranks_per_node) * o.nodes;
+  store::allow_connections(ranks * kConnectionsOfRank);
+  const bool one_host = o.nodes == 1;
+  const store::RendezvousHost host = store::rendezvous_host(o.master_addr, one_host);
+  constexpr int kTries = 100;
+  for (int i = 1; !server_; ++i) {
+    auto server = std::make_unique<store::StoreServer>(
+        store::StoreAddress{host.listens, port_, *token_, 0, o.run_id});
+    try {
+      if (!claim_) claim_ = std::make_unique<PortClaim>(server->port(), o.node);
+    } catch (const UserError&) {
+      // Another launcher has claimed this free port for ranks that do not listen there yet.
+      if (i == kTries) throw;
+      continue;
+    }
+    server_ = std::move(server);
+  }
+  port_ = server_->port();
+}
+
+void JobStore::begin(int64_t start) {
+  if (server_ && start > server_->address().round) server_->begin_round(start);
+}
+
+void JobStore::fail(const std::string& reason) {
+  if (server_) server_->fail_round(reason);
+}
+
+}  // namespace mtrain::launch

@@ -1,0 +1,50 @@
+// The store of a job, which the launcher of host 0 serves. It outlives the ranks.
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "base/token.h"
+#include "store/store.h"
+
+namespace mtrain::launch {
+
+struct AgentOptions;
+
+class JobToken;
+class PortClaim;
+
+// The job's token, as far as the launcher knows it, and the claim to the job's port. On host 0 also
+// the server of the store, if the ranks use one.
+class JobStore {
+ public:
+  // Throws UserError if the port is taken, or a token is not valid. Call it after the watchdog has
+  // been started: a server has a thread.
+  explicit JobStore(const AgentOptions& options);
+  ~JobStore();
+  JobStore(const JobStore&) = delete;
+  JobStore& operator=(const JobStore&) = delete;
+
+  uint16_t port() const { return port_; }
+  bool serves() const { return server_ != nullptr; }
+  // The token that the launcher passes to its ranks; "": they find it themselves.
+  std::string token() const { return token_ ? token_->hex() : ""; }
+
+  // Both do nothing without a server. A later start has a larger number.
+  void begin(int64_t start);
+  // Makes the ranks of this start end that wait for another one.
+  void fail(const std::string& reason);
+
+ private:
+  void serve(const AgentOptions& options);
+
+  std::unique_ptr<PortClaim> claim_;
+  std::unique_ptr<JobToken> shared_;
+  std::optional<Token> token_;
+  std::unique_ptr<store::StoreServer> server_;
+  uint16_t port_ = 0;
+};
+
+}  // namespace mtrain::launch
