@@ -25,6 +25,8 @@ void add_checkpoint_command(CLI::App& app);          // `mtrain checkpoint list|
 void add_schedule_command(CLI::App& app);            // `mtrain schedule`
 void add_timeline_command(CLI::App& app);            // `mtrain timeline`
 void add_watch_command(CLI::App& app);               // `mtrain watch`
+void add_compare_command(CLI::App& app);             // `mtrain compare`
+void add_report_command(CLI::App& app);              // `mtrain report`
 void add_schema_command(CLI::App& app);              // `mtrain schema`
 void add_explain_command(CLI::App& app);             // `mtrain explain`
 void add_completion_command(CLI::App& app);          // `mtrain completion`

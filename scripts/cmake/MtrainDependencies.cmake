@@ -28,6 +28,16 @@ function(mtrain_need_program variable program debian)
 endfunction()
 
 mtrain_need_program(MTRAIN_PROTOC protoc protobuf-compiler)
+
+# mtrain_need_file(<variable> <file> <folder> <Debian package>): sets the variable to the file's path.
+function(mtrain_need_file variable file folder debian)
+  find_file(${variable} ${file} PATHS ${folder})
+  if(NOT ${variable})
+    message(FATAL_ERROR "mtrain needs ${folder}/${file}: install it with  apt-get install ${debian}")
+  endif()
+endfunction()
+
+mtrain_need_file(MTRAIN_CHART_JS chart.min.js /usr/share/javascript/chart.js libjs-chart.js)
 # Tests: AUTO turns them on if Catch2 is installed (scripts/install-deps.sh --tests).
 set(MTRAIN_HAS_TESTS ${MTRAIN_TESTS})
 if(MTRAIN_TESTS STREQUAL "AUTO")

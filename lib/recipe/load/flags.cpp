@@ -23,9 +23,9 @@ constexpr std::string_view kOwn[] = {"--recipe",     "--config", "--print-recipe
                                      "--strict",     "--help",   "--version",      "--token_file",
                                      "--token-file", "--nvtx"};
 // The commands that do not train.
-constexpr std::string_view kCommands[] = {"checkpoint", "completion", "data",     "eval",
-                                          "explain",    "export",     "generate", "import",
-                                          "schedule",   "schema",     "timeline", "watch"};
+constexpr std::string_view kCommands[] = {"checkpoint", "compare", "completion", "data",   "eval",
+                                          "explain",    "export",  "generate",   "import", "report",
+                                          "schedule",   "schema",  "timeline",   "watch"};
 // The options that take the next word as their value.
 constexpr std::string_view kWithValue[] = {"--recipe", "--world-size", "--trace", "--token_file",
                                            "--token-file"};
