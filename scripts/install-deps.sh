@@ -101,8 +101,9 @@ if ((need_package)); then
   need_program dpkg-shlibdeps dpkg-dev
 fi
 
-# The libraries are those that CMake asks for: mtrain_need(<package> <Debian package>), mtrain_need_pc(... <Debian package>).
-mapfile -t libraries < <(grep -hE '^ *mtrain_need(_pc)?\(' scripts/cmake/*.cmake lib/*/CMakeLists.txt kernels/CMakeLists.txt |
+# The libraries are those that CMake asks for: mtrain_need(<package> <Debian package>), mtrain_need_pc(... <Debian package>),
+# and what else it asks for likewise.
+mapfile -t libraries < <(grep -hE '^ *mtrain_need(_[a-z]+)?\(' scripts/cmake/*.cmake lib/*/CMakeLists.txt kernels/CMakeLists.txt |
   sed 's/).*//; s/.* //' | sort -u)
 ((${#libraries[@]} > 0)) || die "found no mtrain_need(...) in the CMake files"
 if ((!need_tests)); then mapfile -t libraries < <(printf '%s\n' "${libraries[@]}" | grep -vx catch2); fi

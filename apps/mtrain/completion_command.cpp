@@ -89,7 +89,7 @@ _mtrain_words() {
   fi
   COMPREPLY=($(compgen -W "$words" -- "$cur"))
   case $command in
-    status | timeline | watch | checkpoint\ *)
+    status | timeline | watch | compare | report | checkpoint\ *)
       COMPREPLY+=($(compgen -f -- "$cur"))
       compopt -o filenames 2>/dev/null ;;
     'import hf')
@@ -162,7 +162,7 @@ function __mtrain_words
     $words[1] --help 2>/dev/null | string match -ar -- '--[a-z][a-z_-]*'
   end
   switch "$command"
-    case status timeline watch 'checkpoint *'
+    case status timeline watch compare report 'checkpoint *'
       __fish_complete_path $current
     case 'import hf'
       __mtrain_models

@@ -81,6 +81,8 @@ int run_program(int argc, char** argv) {
   mtrain::add_timeline_command(app);
   mtrain::add_watch_command(app);
   mtrain::add_status_command(app);
+  mtrain::add_compare_command(app);
+  mtrain::add_report_command(app);
   mtrain::add_schema_command(app);
   mtrain::add_explain_command(app);
   mtrain::add_completion_command(app);

@@ -1,7 +1,10 @@
 #include "comm/host_collectives.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
+
+#include "base/error.h"
 
 namespace mtrain::comm {
 
@@ -32,6 +35,27 @@ std::vector<bool> HostCollectives::any_of(const std::vector<bool>& own) const {
   compute_->wait(stream_->record());
   const std::vector<int64_t> all = t.to_host<int64_t>(*stream_);
   return {all.begin(), all.end()};
+}
+
+std::vector<HostCollectives::Largest> HostCollectives::largest(
+    const std::vector<int64_t>& own) const {
+  // A value and its rank are one number, so a single reduction finds both.
+  std::vector<int64_t> numbers;
+  for (const int64_t value : own) {
+    MT_CHECK(value >= 0 && value <= (std::numeric_limits<int64_t>::max() - size_) / size_,
+             "{} on {} ranks", value, size_);
+    numbers.push_back(value * size_ + (size_ - 1 - rank_));
+  }
+  if (size_ > 1) {
+    const Tensor t = Tensor::from_host<int64_t>(*stream_, {int64_t(own.size())}, numbers);
+    world_group_.all_reduce(t, Reduce::max, *stream_);
+    compute_->wait(stream_->record());
+    numbers = t.to_host<int64_t>(*stream_);
+  }
+  std::vector<Largest> all;
+  for (const int64_t number : numbers)
+    all.push_back({.value = number / size_, .rank = size_ - 1 - int(number % size_)});
+  return all;
 }
 
 std::vector<int64_t> HostCollectives::lengths(const std::string& own) const {
@@ -68,8 +92,8 @@ std::vector<std::string> HostCollectives::texts_on_first(const std::string& own)
   const std::vector<int64_t> all = lengths(own), none(size_t(size_), 0);
   std::vector<int64_t> sends = none;
   sends[0] = int64_t(own.size());
-  std::vector<uint8_t> bytes(own.begin(), own.end());
-  bytes.resize(std::max<size_t>(1, bytes.size()));  // no tensor is empty
+  std::vector<uint8_t> bytes(std::max<size_t>(1, own.size()));  // no tensor is empty
+  std::ranges::copy(own, bytes.begin());
   const int64_t received = first ? std::accumulate(all.begin(), all.end(), int64_t{0}) : 0;
   const Tensor in = Tensor::from_host(*stream_, {int64_t(bytes.size())}, bytes),
                out = Tensor::empty(*stream_, {std::max<int64_t>(1, received)}, in.dtype(),

@@ -22,6 +22,13 @@ class HostCollectives {
   // The same for several questions at once.
   std::vector<bool> any_of(const std::vector<bool>& own) const;
   int64_t least(int64_t own) const;  // the smallest of all ranks' values
+  struct Largest {
+    int64_t value = 0;
+    int rank = 0;  // the first with this value
+  };
+  // The largest of all ranks' values, one by one. They must not be negative, and their product with
+  // the number of ranks must fit into 63 bits.
+  std::vector<Largest> largest(const std::vector<int64_t>& own) const;
   std::vector<std::string> texts(const std::string& own) const;  // every rank's text, by rank
   // The same on rank 0 alone; nothing on the others, which receive no text.
   std::vector<std::string> texts_on_first(const std::string& own) const;

@@ -38,6 +38,7 @@ void Exposure::record(const device::Timing& t) {
   if (t.stream.kind == device::StreamKind::compute) {
     std::lock_guard lock(mutex_);
     compute_was_occupied(t.begin_ns, t.end_ns);
+    compute_ns_ += t.end_ns - t.begin_ns;
   }
   if (!communicates(t.stream)) return;
   const int64_t idle = t.idle_ns.value_or(0), busy = t.end_ns - t.begin_ns - idle;
@@ -84,6 +85,11 @@ int64_t Exposure::take_starved_ns() {
   std::lock_guard lock(mutex_);
   compute_end_ns_.reset();
   return std::exchange(starved_ns_, 0);
+}
+
+int64_t Exposure::take_compute_ns() {
+  std::lock_guard lock(mutex_);
+  return std::exchange(compute_ns_, 0);
 }
 
 Exposure::ByKind Exposure::take() {

@@ -40,6 +40,8 @@ class Exposure : public device::TimingSink {
   // stream, mostly because the host had enqueued nothing. Only gaps between two computations or
   // waits count. They include copies between host and device, and the overhead of launches.
   int64_t take_starved_ns();
+  // Returns how long the compute stream has computed since the last call. Waits do not count.
+  int64_t take_compute_ns();
 
  private:
   // A time in which a communication waited for another rank.
@@ -60,7 +62,7 @@ class Exposure : public device::TimingSink {
   ByKind since_;  // the sums since the last take()
   std::map<device::StreamId, StreamIdle> idle_;
   std::optional<int64_t> compute_end_ns_;  // of its last computation or wait
-  int64_t starved_ns_ = 0;
+  int64_t starved_ns_ = 0, compute_ns_ = 0;
 };
 
 // Returns whether step number `n` of a process (from 1) is timed for its communication. On a GPU

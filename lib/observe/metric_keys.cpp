@@ -17,6 +17,7 @@ constexpr std::string_view kExperts = "the model has experts";
 constexpr std::string_view kSpread = "the model has experts, and `ep_size` is above 1";
 constexpr std::string_view kFp16 = "`mixed_precision` is one of fp16";
 constexpr std::string_view kTimed = "timed steps of several ranks, for kinds that communicated";
+constexpr std::string_view kRanks = "timed steps of several ranks";
 constexpr std::string_view kPaired = "timed steps in which a forward and a backward run as a pair";
 constexpr std::string_view kBackground = "a save in the background has ended since the last record";
 
@@ -32,17 +33,23 @@ constexpr MetricKey kKeys[] = {
     {"tokens", Record::step, "tokens", "tokens since step 1, masked ones included"},
     {"total_steps", Record::step, "steps", "number of steps of the run (`train.steps`)"},
     {"step_ms", Record::step, "ms", "how long the step took, without evaluations and saves"},
+    {"step_ms.max", Record::step, "ms", "the same on the rank where it took longest", kRanks},
+    {"step_ms.max_rank", Record::step, "", "that rank", kRanks},
     {"tokens_per_s", Record::step, "tokens/s", "tokens of the step over step_ms"},
     {"mfu", Record::step, "",
      "FLOP/s of the model over the measured peak of all ranks' devices, from 0 to 1; null if "
      "unknown"},
     {"memory_peak", Record::step, "bytes",
      "largest memory of rank 0 on its device since its start"},
-    {"memory_peak.activations", Record::step, "bytes", "the same for activations"},
+    {"memory_peak.max", Record::step, "bytes", "the same on the rank that needs most", kRanks},
+    {"memory_peak.max_rank", Record::step, "", "that rank", kRanks},
+    {"memory_peak.activations", Record::step, "bytes", "largest memory of rank 0 for activations"},
     {"memory_peak.buffers", Record::step, "bytes",
      "the same for buffers, such as those of communication"},
     {"memory_peak.workspace", Record::step, "bytes", "the same for the workspace of kernels",
      "kernels use workspace, on a GPU"},
+    {"memory_planned", Record::step, "bytes",
+     "planned memory of the rank that needs most, without that of NCCL"},
     {"checkpoint.failed_saves", Record::step, "saves",
      "checkpoints that this process could not save until then", "a save has failed"},
     {"checkpoint.local_failures", Record::step, "copies",
@@ -91,9 +98,18 @@ constexpr MetricKey kKeys[] = {
     {"comm.<kind>.paired_exposed_ms", Record::step, "ms",
      "part of exposed_ms in computations of pairs", kPaired},
     {"comm.<kind>.bytes", Record::step, "bytes", "bytes that rank 0 sent", kTimed},
+    {"comm.exposed_ms.max", Record::step, "ms",
+     "time in which compute waited for communication of any kind, on the rank where it was longest",
+     kRanks},
+    {"comm.exposed_ms.max_rank", Record::step, "", "that rank", kRanks},
+    {"compute.busy_ms", Record::step, "ms", "time in which rank 0's compute stream computed",
+     kRanks},
+    {"compute.busy_ms.max", Record::step, "ms", "the same on the rank that computed longest",
+     kRanks},
+    {"compute.busy_ms.max_rank", Record::step, "", "that rank", kRanks},
     {"compute.starved_ms", Record::step, "ms",
      "time in which rank 0's compute stream neither computed nor waited for another stream",
-     "timed steps of several ranks"},
+     kRanks},
     {"validation_loss", Record::evaluation, "nats per token", "mean loss over validation samples"},
     {"validation_samples", Record::evaluation, "samples", "how many samples were evaluated"},
 };
@@ -152,7 +168,10 @@ std::string metrics_markdown() {
       "and "
       "then every\n`train.log_every`-th, or every `train.time_every`-th; "
       "[overlap.md](../overlap.md) explains these figures. Among "
-      "several ranks, figures of memory,\ntime and communication are those of rank 0.\n\n"
+      "several ranks, figures of memory,\ntime and communication are those of rank 0. A key that "
+      "ends in `.max` has the largest figure of all ranks, and `.max_rank` the\nfirst rank that "
+      "has "
+      "it.\n\n"
       "## Records of evaluations\n\n{}",
       table_of(Record::any), table_of(Record::step), kinds, table_of(Record::evaluation));
 }

@@ -101,6 +101,20 @@ std::optional<int64_t> matrix_parts(const std::string& path, const Recipe& r) {
   return {};
 }
 
+// Returns the settings that differ, except the skipped ones.
+std::vector<SettingDifference> differences_of(const Recipe& a, const Recipe& b,
+                                              const std::set<std::string>& skipped) {
+  std::vector<SettingDifference> differences;
+  for (const recipe::SchemaRow& row : recipe::schema_rows())
+    if (row.show(a) != row.show(b) && !skipped.count(row.path))
+      differences.push_back({row.path, row.show(a), row.show(b)});
+  return differences;
+}
+
+// Where a run writes, and which checkpoint it loads.
+const std::set<std::string> kOfFiles{"train.run_dir", "train.tensorboard_dir", "checkpoint.load",
+                                     "checkpoint.dir", "debug.trace"};
+
 // Loads the printed recipe of this run.
 std::optional<Recipe> read_present(const recipe::ModelSource& models, const std::string& text) {
   Diagnostics diagnostics;
@@ -154,15 +168,21 @@ std::string resume_changes(const recipe::ModelSource& models, const SavedRecipe&
                            const std::string& present) {
   const Recipe saved = load_saved(models, recipe);
   const auto now = read_present(models, present);
-  const std::set<std::string> of_files{"train.run_dir", "checkpoint.load", "checkpoint.dir",
-                                       "model.from",    "dataset.train",   "dataset.validation",
-                                       "debug.trace"};
+  std::set<std::string> skipped = kOfFiles;
+  skipped.insert({"model.from", kTrainingData, "dataset.validation"});
   std::string changes;
-  for (const recipe::SchemaRow& row : recipe::schema_rows())
-    if (row.show(saved) != row.show(*now) && !of_files.count(row.path))
-      changes += fmt::format("{}{} {} -> {}", changes.empty() ? "" : ", ", row.path,
-                             row.show(saved), row.show(*now));
+  for (const SettingDifference& d : differences_of(saved, *now, skipped))
+    changes += fmt::format("{}{} {} -> {}", changes.empty() ? "" : ", ", d.path, d.a, d.b);
   return changes;
+}
+
+SavedComparison compare_saved(const recipe::ModelSource& models, const SavedRecipe& a,
+                              const SavedRecipe& b) {
+  const Recipe of_a = load_saved(models, a), of_b = load_saved(models, b);
+  const auto fp32 = [](const Recipe& r) {
+    return r.mixed_precision.name == recipe::Precision::fp32;
+  };
+  return {.differences = differences_of(of_a, of_b, kOfFiles), .fp32 = fp32(of_a) && fp32(of_b)};
 }
 
 }  // namespace mtrain::plan

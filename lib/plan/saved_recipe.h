@@ -51,6 +51,20 @@ RunPlan saved_run_plan(const recipe::ModelSource& models, const SavedRecipe& rec
 std::string resume_differences(const recipe::ModelSource& models, const SavedRecipe& recipe,
                                const std::string& present, bool data_compared = false);
 
+struct SettingDifference {
+  std::string path, a, b;  // the setting, and its values as recipes are printed
+};
+
+struct SavedComparison {
+  // Without the folders and files that a run writes.
+  std::vector<SettingDifference> differences;
+  bool fp32 = false;  // both compute in fp32
+};
+
+// Compares the recipes of two runs. Throws UserError if this version cannot load one.
+SavedComparison compare_saved(const recipe::ModelSource& models, const SavedRecipe& a,
+                              const SavedRecipe& b);
+
 // Returns all settings that differ, such as "optimizer.lr 0.001 -> 0.0005, train.steps 40 -> 80";
 // empty if there are none. Paths of a run's files do not count.
 std::string resume_changes(const recipe::ModelSource& models, const SavedRecipe& recipe,

@@ -12,6 +12,7 @@
 #include "observe/metrics.h"
 #include "observe/profile.h"
 #include "observe/progress.h"
+#include "observe/tensorboard.h"
 #include "ops/tuning.h"
 #include "run/run_log.h"
 
@@ -22,27 +23,24 @@ double seconds(std::chrono::steady_clock::duration d) {
   return std::chrono::duration<double>(d).count();
 }
 
+// What an allocator can see of the planned memory.
+int64_t planned_memory(const RunPlan& plan) {
+  const plan::MemoryEstimate& fullest = plan.fullest();
+  return int64_t(fullest.total() - fullest.nccl);
+}
+
 // The profile skips these first steps, since they access memory for the first time.
 constexpr int64_t kWarmUpSteps = 2;
 }  // namespace
 
 Reporter::Reporter(train::Trainer& trainer, observe::ProgressLine& progress, const Options& options,
-                   device::TimingSink* trace)
-    : trainer_(trainer), options_(options), progress_(progress) {
-  times_all_ = options.profile || trace;
-  if (options.profile) {
-    profile_ = std::make_unique<observe::Profile>();
-    warm_profile_ = std::make_unique<observe::Profile>();
-  }
-  std::vector<device::TimingSink*> sinks;
-  for (observe::Profile* p : {profile_.get(), warm_profile_.get()})
-    if (p) sinks.push_back(p);
-  if (trace) sinks.push_back(trace);
-  if (trainer_.world().size() > 1) {
-    exposure_ = std::make_unique<observe::Exposure>();
-    sinks.push_back(exposure_.get());
-  }
-  if (!sinks.empty()) sinks_ = std::make_unique<observe::TeeSink>(std::move(sinks));
+                   StepTimes& times)
+    : trainer_(trainer), options_(options), progress_(progress), times_(times) {
+  if (!options.profile) return;
+  profile_ = std::make_unique<observe::Profile>();
+  warm_profile_ = std::make_unique<observe::Profile>();
+  times_.add_sink(*profile_);
+  times_.add_sink(*warm_profile_);
 }
 
 Reporter::~Reporter() { trainer_.device().set_timing_sink(nullptr); }
@@ -60,6 +58,7 @@ void Reporter::start() {
   write_file_atomic(folder / "recipe.yaml", trainer_.plan().text.recipe_with_origins);
   metrics_ =
       std::make_unique<observe::MetricsWriter>(folder / "metrics.jsonl", trainer_.steps_done());
+  open_tensorboard();
   const DType dtype = trainer_.plan().compute_dtype;
   // The peak is measured without the slowdown of debug.compute_slowdown.
   const auto peak = [&](DType d) {
@@ -70,12 +69,31 @@ void Reporter::start() {
   peak_flops_ = dtype == DType::f32 ? fp32_peak : peak(dtype);
   progress_.idle();
   if (const std::string text = measured_text(trainer_, fp32_peak); !text.empty()) note(text);
-  trainer_.device().set_timing_sink(sinks_.get());
-  started_ = last_ = Clock::now();
+  started_ = Clock::now();
 }
 
-void Reporter::step(const train::StepStats& s) {
-  const double step_s = seconds(s.ended - last_), rate = double(s.tokens) / step_s;
+// A run never fails for want of files that only show what metrics.jsonl has.
+void Reporter::open_tensorboard() {
+  const std::string& folder = trainer_.plan().folders.tensorboard_dir;
+  if (folder.empty()) return;
+  try {
+    tensorboard_ = std::make_unique<observe::TensorboardWriter>(
+        folder, trainer_.steps_done(), trainer_.plan().text.recipe_with_origins);
+  } catch (const RunError& e) {
+    log::warn(
+        fmt::format("train.tensorboard_dir: {}; the training continues without files for "
+                    "TensorBoard",
+                    e.message()));
+  }
+}
+
+void Reporter::record(int64_t step, const std::vector<observe::Metric>& metrics) {
+  metrics_->write(step, metrics);
+  if (tensorboard_) tensorboard_->write(step, metrics);
+}
+
+void Reporter::step(const train::StepStats& s, const StepFigures& figures) {
+  const double step_s = figures.step_s, rate = double(s.tokens) / step_s;
   const double flops = trainer_.plan().token_cost.flops(s.mean_document_length);
   const double mfu = peak_flops_ > 0 ? rate * flops / (peak_flops_ * trainer_.world().size())
                                      : observe::StepProgress::kUnknown;
@@ -86,7 +104,6 @@ void Reporter::step(const train::StepStats& s) {
         "measured too low, so such steps have no MFU",
         s.step, rate * flops * 1e-9, peak_flops_ * trainer_.world().size() * 1e-9));
   }
-  last_ = s.ended;
   tokens_ += s.tokens;
   ++steps_;
   const plan::TrainOptions& train = trainer_.plan().train;
@@ -120,7 +137,8 @@ void Reporter::step(const train::StepStats& s) {
       {"mfu", mfu > 1 ? observe::StepProgress::kUnknown : mfu},
       {"memory_peak", memory.total().peak},
       {"memory_peak.activations", memory.usage(device::MemoryCategory::activations).peak},
-      {"memory_peak.buffers", memory.usage(device::MemoryCategory::buffers).peak}};
+      {"memory_peak.buffers", memory.usage(device::MemoryCategory::buffers).peak},
+      {"memory_planned", planned_memory(trainer_.plan())}};
   add_saves(metrics);
   if (scaled) {
     metrics.push_back({"loss_scale", s.loss_scale});
@@ -143,16 +161,8 @@ void Reporter::step(const train::StepStats& s) {
   if (const int64_t workspace = memory.usage(device::MemoryCategory::workspace).peak)
     metrics.push_back({"memory_peak.workspace", workspace});
   std::deque<std::string> names;  // owns the names; a Metric holds a view
-  const bool timed = timed_;
-  time_step(steps_ + 1);  // before the sums are read: turning it off waits for the last times
-  if (exposure_ && timed) {
-    if (steps_ > kWarmUpSteps) {
-      ++timed_steps_;
-      timed_ns_ += int64_t(step_s * 1e9);
-    }
-    add_communication(metrics, names);
-  }
-  metrics_->write(s.step, metrics);
+  if (figures.timed) add_communication(figures, metrics, names);
+  record(s.step, metrics);
   if (warm_profile_ && steps_ == kWarmUpSteps) warm_profile_->reset();
 }
 
@@ -170,11 +180,10 @@ void Reporter::add_saves(std::vector<observe::Metric>& metrics) {
   if (newest_) metrics.push_back({"checkpoint.age_s", seconds(Clock::now() - *newest_)});
 }
 
-void Reporter::add_communication(std::vector<observe::Metric>& metrics,
+void Reporter::add_communication(const StepFigures& figures, std::vector<observe::Metric>& metrics,
                                  std::deque<std::string>& names) {
-  exposed_s_ = 0;
-  for (const auto& [kind, c] : exposure_->take()) {
-    exposed_s_ += double(c.exposed_ns) * 1e-9;
+  const bool warm = steps_ > kWarmUpSteps;
+  for (const auto& [kind, c] : figures.communication) {
     const auto add = [&, kind = kind](const char* what, auto value) {
       names.push_back(fmt::format("comm.{}.{}", stream_kind_name(kind), what));
       metrics.push_back({names.back(), value});
@@ -187,45 +196,53 @@ void Reporter::add_communication(std::vector<observe::Metric>& metrics,
       add("paired_exposed_ms", double(c.paired_exposed_ns) * 1e-6);
     }
     add("bytes", c.bytes);
-    if (steps_ > kWarmUpSteps) communication_[kind] += c;
+    if (warm) communication_[kind] += c;
   }
-  const int64_t starved_ns = exposure_->take_starved_ns();
-  metrics.push_back({"compute.starved_ms", double(starved_ns) * 1e-6});
-  if (steps_ > kWarmUpSteps) starved_ns_ += starved_ns;
-}
-
-void Reporter::time_step(int64_t n) {
-  const plan::TrainOptions& train = trainer_.plan().train;
-  const bool timed = times_all_ || observe::samples_step(n, train.log_every, train.time_every);
-  // At each timed step: a GPU then measures from a new origin.
-  if (timed || timed_) trainer_.device().set_timing_sink(timed ? sinks_.get() : nullptr);
-  timed_ = timed;
+  metrics.push_back({"compute.busy_ms", double(figures.compute_ns) * 1e-6});
+  metrics.push_back({"compute.starved_ms", double(figures.starved_ns) * 1e-6});
+  if (const auto& largest = figures.largest) {
+    const auto add = [&](const char* max, const char* rank, comm::HostCollectives::Largest of,
+                         bool ms) {
+      if (ms)
+        metrics.push_back({max, double(of.value) * 1e-6});
+      else
+        metrics.push_back({max, of.value});
+      metrics.push_back({rank, int64_t(of.rank)});
+    };
+    add("step_ms.max", "step_ms.max_rank", largest->step_ns, true);
+    add("memory_peak.max", "memory_peak.max_rank", largest->memory, false);
+    add("comm.exposed_ms.max", "comm.exposed_ms.max_rank", largest->exposed_ns, true);
+    add("compute.busy_ms.max", "compute.busy_ms.max_rank", largest->compute_ns, true);
+  }
+  if (!warm) return;
+  starved_ns_ += figures.starved_ns;
+  ++timed_steps_;
+  timed_ns_ += int64_t(figures.step_s * 1e9);
 }
 
 void Reporter::validation(double loss, int64_t samples, bool best) {
-  metrics_->write(trainer_.steps_done(),
-                  {{"validation_loss", loss}, {"validation_samples", samples}});
+  record(trainer_.steps_done(), {{"validation_loss", loss}, {"validation_samples", samples}});
   note(fmt::format(
       "step {}: validation loss {:.4f} nats per token (perplexity {:.2f}) over {} samples{}",
       trainer_.steps_done(), loss, std::exp(loss), samples,
       best ? " (best so far, kept as best)" : ""));
-  begin_step();
+  times_.pause();
 }
 
 void Reporter::save_failed() {
   ++failed_saves_;
-  begin_step();
+  times_.pause();
 }
 
 void Reporter::save_skipped() {
   ++skipped_saves_;
-  begin_step();
+  times_.pause();
 }
 
 void Reporter::stalled(Clock::duration time) {
   stalled_ += time;
   stalled_in_step_ += time;
-  begin_step();
+  times_.pause();
 }
 
 void Reporter::written(const Written& save) {
@@ -251,16 +268,7 @@ std::string Reporter::saves_text() const {
 
 void Reporter::note(const std::string& text) {
   progress_.note(text);
-  begin_step();
-}
-
-// Time and communication between two steps, such as those of a save, are not counted for either
-// step.
-void Reporter::begin_step() {
-  last_ = Clock::now();
-  if (!exposure_) return;
-  exposure_->take();
-  exposure_->take_starved_ns();
+  times_.pause();
 }
 
 void Reporter::finish() {

@@ -11,6 +11,7 @@
 
 #include "observe/exposure.h"
 #include "run/start_banner.h"
+#include "run/step_times.h"
 #include "train/trainer.h"
 
 namespace mtrain::observe {
@@ -18,7 +19,7 @@ struct Metric;
 class MetricsWriter;
 class Profile;
 class ProgressLine;
-class TeeSink;
+class TensorboardWriter;
 }  // namespace mtrain::observe
 
 namespace mtrain::run {
@@ -29,16 +30,16 @@ class Reporter {
     bool profile = false;  // print the time of each operation at the end
     bool verbose = false;  // print communication by kind at the end
   };
-  // `trace`, which may be null, also gets the times of launches.
+  // A profile is added to the sinks of `times`, which must outlive it.
   Reporter(train::Trainer& trainer, observe::ProgressLine& progress, const Options& options,
-           device::TimingSink* trace);
+           StepTimes& times);
   ~Reporter();
 
   void banner(const RunStart& start);  // only prints; writes no file
   // Begins the files of the run. Call it after a checkpoint is loaded.
   void start();
-  void step(const train::StepStats& stats);        // the line and the metrics of a step
-  double exposed_s() const { return exposed_s_; }  // communication of the last timed step; -1: none
+  // The line and the metrics of a step.
+  void step(const train::StepStats& stats, const StepFigures& figures);
   // `best`: the loss is lower than the losses of all saved steps.
   void validation(double loss, int64_t samples, bool best);
   void save_failed();  // counts a checkpoint that could not be saved
@@ -59,12 +60,14 @@ class Reporter {
   void finish();                       // prints the closing lines and the profile
 
  private:
-  void begin_step();
+  void open_tensorboard();
+  // Writes a record of a step or of an evaluation.
+  void record(int64_t step, const std::vector<observe::Metric>& metrics);
   void add_saves(std::vector<observe::Metric>& metrics);
   std::string saves_text() const;  // the saves in the background
   // Adds a timed step's communication to its metrics; `names` owns the metrics' names.
-  void add_communication(std::vector<observe::Metric>& metrics, std::deque<std::string>& names);
-  void time_step(int64_t n);  // turns the timing of launches on or off for step n of this process
+  void add_communication(const StepFigures& figures, std::vector<observe::Metric>& metrics,
+                         std::deque<std::string>& names);
   using Clock = std::chrono::steady_clock;
 
   train::Trainer& trainer_;
@@ -73,12 +76,12 @@ class Reporter {
   bool reported_peak_ = false;  // whether the run has reported a step that was faster than the peak
   observe::ProgressLine& progress_;
   std::unique_ptr<observe::MetricsWriter> metrics_;
-  std::unique_ptr<observe::Exposure> exposure_;  // null for a single rank
+  std::unique_ptr<observe::TensorboardWriter> tensorboard_;  // null if none is written
+  StepTimes& times_;
   // A profile of all steps, and one of the steps after the warm-up, which is printed if there are
   // such steps.
   std::unique_ptr<observe::Profile> profile_, warm_profile_;
-  std::unique_ptr<observe::TeeSink> sinks_;
-  Clock::time_point started_, last_;
+  Clock::time_point started_;
   // The steps, tokens, failed saves and communication of this process.
   int64_t steps_ = 0, tokens_ = 0, failed_saves_ = 0, skipped_saves_ = 0;
   Clock::duration stalled_{0}, stalled_in_step_{0};  // in all, and since the last record
@@ -87,10 +90,8 @@ class Reporter {
   Written all_written_;                              // of all of them
   std::optional<Written> last_written_;              // since the last record
   std::optional<Clock::time_point> newest_;          // when the save of the newest began
-  bool times_all_ = false, timed_ = true;   // whether all steps are timed, and the current one
   int64_t timed_steps_ = 0, timed_ns_ = 0;  // timed steps after the warm-up, and their time
   observe::Exposure::ByKind communication_;
-  double exposed_s_ = -1;
   int64_t starved_ns_ = 0;  // Exposure::take_starved_ns() of the steps in communication_
 };
 

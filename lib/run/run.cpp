@@ -43,6 +43,7 @@
 #include "run/run_status.h"
 #include "run/run_trace.h"
 #include "run/start_choice.h"
+#include "run/step_times.h"
 #include "storage/damaged_checkpoint.h"
 #include "storage/read_mark.h"
 #include "train/build_trainer.h"
@@ -126,9 +127,8 @@ class Training {
       reporter_->start();
       note(data_->note());
       if (validation_data_) note(validation_data_->note());
-    } else if (trace_) {
-      device_->set_timing_sink(&trace_->sink());
     }
+    times_->begin();
     auto tuner = gemm_tuner(*device_, plan_);  // exists until it has chosen, after the first step
     if (tuner && trainer_.graphs()) trainer_.graphs()->hold(true);
     const auto started = std::chrono::steady_clock::now();
@@ -146,7 +146,9 @@ class Training {
           trainer_.step(may_run_ahead(trainer_.steps_done() + 1 - first));
       pulse_.step_done(stats.ended);
       if (trace_) trace_->step_done(stats.step);
-      if (reporter_) report(stats);
+      const StepFigures figures = times_->step(stats);
+      if (figures.timed) pulse_->set_exposed(double(figures.exposed_ns()) * 1e-9);
+      if (reporter_) reporter_->step(stats, figures);
       if (tuner && trainer_.steps_done() < trainer_.last_step())
         choose(std::exchange(tuner, nullptr));
       if (trainer_.graphs()) note(trainer_.graphs()->take_failure());
@@ -194,17 +196,13 @@ class Training {
     all_ranks_here();  // rank 0 serves the store and must end last
   }
 
-  void report(const train::StepStats& stats) {
-    reporter_->step(stats);
-    pulse_->set_exposed(reporter_->exposed_s());
-  }
-
   void choose(const std::unique_ptr<ops::GemmTuner>& tuner) {
     const auto began = std::chrono::steady_clock::now();
     choose_gemms(*tuner, trainer_.control(), plan_.comm.timeout_s);
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
     note(fmt::format("algorithms of GEMMs chosen in {:.1f} s", took.count()));
     if (trainer_.graphs()) trainer_.graphs()->hold(false);
+    times_->pause();
   }
 
   // Returns whether the next step may begin before the result of the current one is known; `n`
@@ -249,7 +247,10 @@ class Training {
   std::string asked_to_end(bool late = false) {
     const int signal = early_end_->signal();
     const auto agreed = trainer_.control().any_of({signal || late, saver_->ended()});
-    if (agreed[1]) saver_->end_write();
+    if (agreed[1]) {
+      saver_->end_write();
+      times_->pause();
+    }
     if (!agreed[0]) return "";
     const std::string who = signal ? launch::name_of(signal) : "another rank ends the run";
     return fmt::format("{}: {}", who, how_it_ends());
@@ -342,8 +343,9 @@ class Training {
   // These may write files.
   void open_reports() {
     if (plan_.debug.trace) trace_.emplace(trainer_, *plan_.debug.trace);
-    if (trainer_.world().rank() == 0)
-      reporter_.emplace(trainer_, *screen_, report_, trace_ ? &trace_->sink() : nullptr);
+    times_.emplace(trainer_);
+    if (trace_) times_->add_sink(trace_->sink());
+    if (trainer_.world().rank() == 0) reporter_.emplace(trainer_, *screen_, report_, *times_);
   }
 
   // All ranks read their files before any is changed.
@@ -472,6 +474,7 @@ class Training {
       new_best_ = trainer_.control().any(reporter_ && loss < saver_->lowest_loss());
     }
     if (reporter_) reporter_->validation(loss, validation_->samples(), new_best_);
+    times_->pause();
   }
 
   void make_saver() {
@@ -497,6 +500,7 @@ class Training {
                  .data = identity_ ? &*identity_ : nullptr};
     if (evaluated_.step == step) copy.evaluation = evaluated_.result;
     local_->save(copy);
+    times_->pause();
   }
 
   // `last`: no later save of this run can replace it.
@@ -509,6 +513,7 @@ class Training {
     if (evaluated_.step == trainer_.steps_done()) request.evaluation = evaluated_.result;
     new_best_ = false;
     saver_->save(request);
+    times_->pause();
   }
 
   void before_save() {
@@ -569,6 +574,7 @@ class Training {
   std::optional<EarlyEnd> early_end_;
   std::optional<RunTrace> trace_;
   std::optional<FaultInjection> fault_;
+  std::optional<StepTimes> times_;
   std::optional<Reporter> reporter_;  // set only on rank 0, like folder_
   std::optional<FolderWatch> folder_;
   std::optional<ConsolidatedWriter> consolidated_;

@@ -17,6 +17,27 @@ mtrain_need(yaml-cpp libyaml-cpp-dev)
 mtrain_need(CLI11 libcli11-dev)
 mtrain_need(nlohmann_json nlohmann-json3-dev)
 mtrain_need(Gloo libgloo-dev)
+mtrain_need(Protobuf libprotobuf-dev)
+
+# mtrain_need_program(<variable> <program> <Debian package>): sets the variable to the program's path.
+function(mtrain_need_program variable program debian)
+  find_program(${variable} ${program})
+  if(NOT ${variable})
+    message(FATAL_ERROR "mtrain needs ${program}: install it with  apt-get install ${debian}")
+  endif()
+endfunction()
+
+mtrain_need_program(MTRAIN_PROTOC protoc protobuf-compiler)
+
+# mtrain_need_file(<variable> <file> <folder> <Debian package>): sets the variable to the file's path.
+function(mtrain_need_file variable file folder debian)
+  find_file(${variable} ${file} PATHS ${folder})
+  if(NOT ${variable})
+    message(FATAL_ERROR "mtrain needs ${folder}/${file}: install it with  apt-get install ${debian}")
+  endif()
+endfunction()
+
+mtrain_need_file(MTRAIN_CHART_JS chart.min.js /usr/share/javascript/chart.js libjs-chart.js)
 # Tests: AUTO turns them on if Catch2 is installed (scripts/install-deps.sh --tests).
 set(MTRAIN_HAS_TESTS ${MTRAIN_TESTS})
 if(MTRAIN_TESTS STREQUAL "AUTO")

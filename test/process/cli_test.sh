@@ -93,7 +93,7 @@ expect "a recipe by --config" 0 "dry run on 2 ranks" -- --config "$work/good.yam
 
 # For every mistake in an option, the user sees mtrain's message and not that of the library that reads options.
 cd "$work" || exit 1
-for command in "" schedule timeline watch "checkpoint list" "checkpoint diff" "checkpoint reshard" "checkpoint prune" eval generate "data build" "data show" "data bigram" "import hf" "export hf" schema explain; do
+for command in "" schedule timeline watch compare report "checkpoint list" "checkpoint diff" "checkpoint reshard" "checkpoint prune" eval generate "data build" "data show" "data bigram" "import hf" "export hf" schema explain; do
   # shellcheck disable=SC2086  # the words of a command
   for option in $("$mtrain" $command --help | grep -oE -e '--[a-z][a-z_-]+' | sort -u); do
     for bad in "$option=@" "${option}x"; do
@@ -218,6 +218,51 @@ expect "a picture of another file" 2 "has no record of a step" -- watch "$work/g
 : >"$work/runs/a/metrics.jsonl"
 expect "a picture of an empty file" 2 "is empty: the run has not finished its first step" -- watch "$work/runs/a"
 
+mkdir -p "$work/runs/b" "$work/runs/c"
+printf '{"step":%d,"loss":%s,"step_ms":5}\n' 1 4 2 3 3 2 >"$work/runs/a/metrics.jsonl"
+printf '{"step":%d,"loss":%s,"step_ms":10}\n' 1 4 2 3.00001 3 2.5 >"$work/runs/b/metrics.jsonl"
+: >"$work/runs/c/metrics.jsonl"
+expect "equal runs" 0 "loss: equal in all 3 records" "the recipes cannot be compared" -- compare "$work/runs/a" "$work/runs/a"
+expect "runs that differ" 1 "loss differs from step 3 on" "differs first at step 3: 2 and 2.5" "2.000" -- \
+  compare "$work/runs/a" "$work/runs/b" --tolerance 1e-4
+expect "runs within a tolerance" 0 "agrees to 0.3 in all 3 records; largest difference 0.2 at step 3" -- \
+  compare "$work/runs/a" "$work/runs/b" --tolerance 0.3
+expect "runs compared as JSON" 1 '"within_tolerance": false' '"step": 3' -- compare "$work/runs/a" "$work/runs/b" --tolerance 1e-4 --json
+expect "a comparison with an empty file" 2 "is empty" -- compare "$work/runs/a" "$work/runs/c"
+expect "a comparison of a key that is none" 2 "did you mean loss?" -- compare "$work/runs/a" "$work/runs/b" --key lss
+expect "a comparison of one run" 2 "for example mtrain compare" -- compare "$work/runs/a"
+expect "a report" 0 "written: $work/r.html" -- report "$work/runs/a" "$work/runs/b" "$work/runs/c" -o "$work/r.html"
+python3 - "$work/r.html" <<'PY' >"$work/out" 2>&1 || fail "the page of a report"
+import html.parser, json, sys
+page = open(sys.argv[1]).read()
+class Parser(html.parser.HTMLParser):
+    void = {"meta"}
+    def __init__(self):
+        super().__init__()
+        self.open, self.data, self.ids = [], "", set()
+    def handle_starttag(self, tag, attributes):
+        names = dict(attributes)
+        assert "src" not in names and "href" not in names, names
+        self.ids.add(names.get("id"))
+        if tag not in self.void:
+            self.open.append((tag, names.get("id")))
+    def handle_endtag(self, tag):
+        assert self.open and self.open.pop()[0] == tag, tag
+    def handle_data(self, data):
+        if self.open and self.open[-1] == ("script", "data"):
+            self.data += data
+parser = Parser()
+parser.feed(page)
+parser.close()
+assert not parser.open, parser.open
+assert {"data", "charts", "tables", "theme"} <= parser.ids, parser.ids
+runs = json.loads(parser.data)["runs"]
+assert [run["series"].get("loss", {}).get("y") for run in runs] == [[4, 3, 2], [4, 3.00001, 2.5], None], runs
+PY
+expect "a report of empty runs" 2 "is empty" -- report "$work/runs/c" -o "$work/r.html"
+expect "a report into no folder" 1 "$work/nowhere" -- report "$work/runs/a" -o "$work/nowhere/r.html"
+expect "a report of seven runs" 2 "at most 6 runs" -- report a b c d e f g
+
 # Completion offers commands, settings and their values.
 completes() {
   local want=$1
@@ -257,7 +302,7 @@ completes_in_fish() {
     'mtrain completion fish | source; complete -C "$argv[1]"' -- "$2" </dev/null 2>&1 | cut -f 1 >"$work/out"
   grep -qxF -- "$1" "$work/out" || fail "completion of '$2' in fish lacks $1"
 }
-grep -qF "case status timeline watch 'checkpoint *'" <("$mtrain" completion fish) || fail "completion of paths for fish"
+grep -qF "case status timeline watch compare report 'checkpoint *'" <("$mtrain" completion fish) || fail "completion of paths for fish"
 grep -qF "complete -c mtrain-launch" <("$mtrain" completion fish) || fail "completion for fish"
 if command -v fish >/dev/null; then
   completes_in_fish explain "mtrain exp"

@@ -143,6 +143,23 @@ says "the banner" "qkv_fprop: ring_exchange -> ring_exchange"
 grep -q '"comm.tp.exposed_ms"' "$work/tensor/metrics.jsonl" || fail "the exposed time of tp is missing"
 none_left tensor
 
+# --- the metrics name the rank that computes longest and needs most memory: here the one with all layers ---
+start uneven 2 distributed.strategy=megatron_ddp distributed.pp_size=2 'distributed.pipeline.layout=E|ttL'
+ends "2 ranks with uneven stages" 0 60
+python3 - "$work/uneven/metrics.jsonl" <<'PY' >"$work/out" 2>&1 || fail "largest figures of ranks"
+import json, sys
+steps = [json.loads(line) for line in open(sys.argv[1])]
+assert len(steps) == 6, len(steps)
+for s in steps:
+    for key in ("step_ms", "memory_peak", "compute.busy_ms"):
+        assert s[key + ".max"] >= s[key] > 0, (key, s)
+        assert s[key + ".max_rank"] in (0, 1), (key, s)
+    exposed = sum(v for k, v in s.items() if k.startswith("comm.") and k.endswith(".exposed_ms"))
+    assert s["comm.exposed_ms.max"] > exposed - 1e-6, s
+    assert s["compute.busy_ms.max_rank"] == s["memory_peak.max_rank"] == 1, s
+PY
+none_left uneven
+
 # --- experts over ranks have the losses of one rank; a killed rank is named ---
 experts=(model.moe.num_experts=4 model.moe.ffn_hidden_size=64 model.moe.load_balancing_type=aux_loss
   model.moe.aux_loss_coeff=0.01 distributed.strategy=fsdp2)

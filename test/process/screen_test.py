@@ -188,7 +188,7 @@ def test_no_color_means_none():
 # Every command that prints to a terminal. Left out are those whose lines are data for programs: CSV, JSON, YAML, the
 # script of a shell, and the text that a model writes.
 PAGES = ["", "train", "data", "data build", "data bigram", "generate", "import", "import hf", "export", "export hf",
-         "eval", "schedule", "timeline", "watch", "schema", "explain", "completion"]
+         "eval", "schedule", "timeline", "watch", "compare", "report", "schema", "explain", "completion"]
 GOLDEN = pathlib.Path(__file__).resolve().parent.parent / "golden/hf"
 COMMANDS = [
     *[f"mtrain {page} --help" for page in PAGES], "mtrain-launch --help", "mtrain --version",

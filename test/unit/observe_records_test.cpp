@@ -504,6 +504,8 @@ TEST_CASE("compute is starved where it neither computes nor waits") {
   e.waited({compute, copy, 405, 450});
   e.record({"matmul", compute, 450, 500});
   CHECK(e.take_starved_ns() == 30 + 10 + 5);
+  CHECK(e.take_compute_ns() == 100 + 70 + 50);  // without waits
+  CHECK(e.take_compute_ns() == 0);
   // Neither call counts the time between them.
   e.record({"matmul", compute, 900, 1000});
   CHECK(e.take_starved_ns() == 0);

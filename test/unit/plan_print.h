@@ -158,8 +158,8 @@ class Print {
   MEMBERS(LocalCopyOptions, dir, every_steps, replicas, max_bytes, replica_bytes_per_s)
   MEMBERS(CheckpointOptions, every_steps, keep, keep_every, keep_best, at_end, local, consolidated,
           io_threads, stop_on_error, async, skip_when_busy)
-  MEMBERS(FolderOptions, run_dir, checkpoint_dir, load, load_path, load_or_start, weights_from,
-          ignore_keys)
+  MEMBERS(FolderOptions, run_dir, checkpoint_dir, tensorboard_dir, load, load_path, load_or_start,
+          weights_from, ignore_keys)
   MEMBERS(DatasetOptions::Blend, prefixes, weights)
   MEMBERS(TokenizerOptions, path, model_vocab, unknown, assumed)
   MEMBERS(DatasetOptions, train, validation, seq_length, packed_size, drop_long, packing, max_packs,

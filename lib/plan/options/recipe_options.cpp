@@ -239,9 +239,17 @@ CheckpointOptions checkpoint_options(const Recipe& r) {
           .skip_when_busy = r.checkpoint.when_busy == recipe::BusySave::skip};
 }
 
+// A printed recipe has no folder that depends on run_dir, which another run may change.
+std::string tensorboard_dir(const recipe::TrainConfig& train) {
+  const std::string& dir = train.tensorboard_dir;
+  if (dir == recipe::kNoTensorboard || dir == "false") return "";
+  return dir.empty() ? train.run_dir + "/tb" : dir;
+}
+
 FolderOptions folder_options(const Recipe& r) {
   return {.run_dir = r.train.run_dir,
           .checkpoint_dir = r.checkpoint.dir,
+          .tensorboard_dir = tensorboard_dir(r.train),
           .load = load_from(r.checkpoint),
           .load_path = r.checkpoint.load.value_or(""),
           .load_or_start = r.checkpoint.load_or_start,

@@ -68,6 +68,7 @@ struct CheckpointOptions {
 
 struct FolderOptions {
   std::string run_dir, checkpoint_dir;
+  std::string tensorboard_dir;  // empty: no event files are written
   // The checkpoint to start from.
   enum class Load { none, latest, path };
   Load load = Load::none;

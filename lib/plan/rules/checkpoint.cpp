@@ -120,6 +120,7 @@ void validate_folders(const Recipe& r, Diagnostics& diagnostics) {
         hint_for_scheme(scheme, text));
   };
   check("train.run_dir", r.train.run_dir);
+  check("train.tensorboard_dir", r.train.tensorboard_dir);
   if (r.given("checkpoint.dir")) check("checkpoint.dir", r.checkpoint.dir);
   check("checkpoint.load", r.checkpoint.load.value_or(""));
   check("checkpoint.local.dir", r.checkpoint.local.dir);

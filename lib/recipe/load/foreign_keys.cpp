@@ -361,7 +361,6 @@ constexpr std::array kForeignKeys{
     ForeignKey{"tensor_inspect.*", kNone, "debug.check_nan names tensors that are not finite"},
     ForeignKey{"optimizer_config_override_provider.*", kNone,
                "biases and norms are left out of weight decay"},
-    ForeignKey{"logger.tensorboard_dir", kNone, kReports},
     ForeignKey{"logger.timing_log_level", kNone, kReports},
     ForeignKey{"logger.log_throughput", kNone, kReports},
     ForeignKey{"logger.log_timers_to_tensorboard", kNone, kReports},

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <tuple>
 
 #include "recipe/schema/field.h"
@@ -19,6 +20,9 @@ constexpr auto enum_names(DeviceChoice) {
 
 inline constexpr int64_t kMaxSteps = int64_t{1} << 40;
 
+// The value of tensorboard_dir that names no folder.
+inline constexpr std::string_view kNoTensorboard = "off";
+
 struct TrainConfig {
   int64_t steps = 1000, global_batch_size = 32, micro_batch_size = 1;
   std::optional<double> epochs;
@@ -29,7 +33,7 @@ struct TrainConfig {
   Auto<double> logits_gb;
   int64_t log_every = 10;
   Auto<int64_t> time_every;
-  std::string run_dir;
+  std::string run_dir, tensorboard_dir;
   std::optional<int64_t> exit_interval;
   std::optional<double> exit_duration_in_mins;
 
@@ -90,6 +94,12 @@ struct TrainConfig {
             "folder of log.txt, metrics.jsonl, the resolved recipe and checkpoints; runs/<recipe> "
             "unless set",
             {.aliases = "train.output_dir"}},
+      Field{
+          "tensorboard_dir",
+          &TrainConfig::tensorboard_dir,
+          "folder of the metrics in TensorBoard's format; <run_dir>/tb unless set; none: they are "
+          "not written",
+          {.aliases = "logger.tensorboard_dir", .none_means = kNoTensorboard}},
       Field{"exit_interval",
             &TrainConfig::exit_interval,
             "save and end after a step that is a multiple of this",

@@ -1,0 +1,75 @@
+#include "run/step_times.h"
+
+namespace mtrain::run {
+
+namespace {
+
+bool compares(const plan::TrainOptions& train, int64_t n) {
+  return observe::samples_step(n, train.log_every, train.time_every);
+}
+
+}  // namespace
+
+int64_t StepFigures::exposed_ns() const {
+  int64_t sum = 0;
+  for (const auto& [kind, c] : communication) sum += std::max<int64_t>(0, c.exposed_ns);
+  return sum;
+}
+
+StepTimes::StepTimes(train::Trainer& trainer) : trainer_(trainer) {
+  if (trainer_.world().size() == 1) return;
+  exposure_ = std::make_unique<observe::Exposure>();
+  sinks_.push_back(exposure_.get());
+}
+
+StepTimes::~StepTimes() { trainer_.device().set_timing_sink(nullptr); }
+
+void StepTimes::add_sink(device::TimingSink& sink) {
+  sinks_.push_back(&sink);
+  times_all_ = true;
+}
+
+void StepTimes::begin() {
+  if (!sinks_.empty()) tee_ = std::make_unique<observe::TeeSink>(sinks_);
+  trainer_.device().set_timing_sink(tee_.get());
+  last_ = std::chrono::steady_clock::now();
+}
+
+StepFigures StepTimes::step(const train::StepStats& stats) {
+  StepFigures figures{.step_s = std::chrono::duration<double>(stats.ended - last_).count(),
+                      .timed = exposure_ && timed_};
+  last_ = stats.ended;
+  ++steps_;
+  time_step(steps_ + 1);  // before the sums are read: turning it off waits for the last times
+  if (!figures.timed) return figures;
+  figures.communication = exposure_->take();
+  figures.compute_ns = exposure_->take_compute_ns();
+  figures.starved_ns = exposure_->take_starved_ns();
+  // A rank with a profile times more steps than the others.
+  if (compares(trainer_.plan().train, steps_)) figures.largest = largest(figures);
+  return figures;
+}
+
+void StepTimes::time_step(int64_t n) {
+  const bool timed = times_all_ || compares(trainer_.plan().train, n);
+  // At each timed step: a GPU then measures from a new origin.
+  if (timed || timed_) trainer_.device().set_timing_sink(timed ? tee_.get() : nullptr);
+  timed_ = timed;
+}
+
+StepFigures::Largest StepTimes::largest(const StepFigures& own) const {
+  const auto all = trainer_.control().largest({std::max<int64_t>(0, int64_t(own.step_s * 1e9)),
+                                               trainer_.device().allocator().total().peak,
+                                               own.exposed_ns(), own.compute_ns});
+  return {.step_ns = all[0], .memory = all[1], .exposed_ns = all[2], .compute_ns = all[3]};
+}
+
+void StepTimes::pause() {
+  last_ = std::chrono::steady_clock::now();
+  if (!exposure_) return;
+  exposure_->take();
+  exposure_->take_compute_ns();
+  exposure_->take_starved_ns();
+}
+
+}  // namespace mtrain::run

@@ -1,0 +1,60 @@
+// How long steps take on each rank, and what the longest and largest are over all ranks.
+#pragma once
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "comm/host_collectives.h"
+#include "observe/exposure.h"
+#include "observe/profile.h"
+#include "train/trainer.h"
+
+namespace mtrain::run {
+
+// What a rank has measured of a step.
+struct StepFigures {
+  double step_s = 0;  // since the step before, or since the last pause
+  // The launches of the step were timed. The members below are empty otherwise.
+  bool timed = false;
+  observe::Exposure::ByKind communication;
+  int64_t compute_ns = 0, starved_ns = 0;  // of the compute stream
+  int64_t exposed_ns() const;              // communication during which the compute stream waits
+  // Over all ranks; all of them have the same.
+  struct Largest {
+    comm::HostCollectives::Largest step_ns, memory, exposed_ns, compute_ns;
+  };
+  std::optional<Largest> largest;
+};
+
+// Every rank has one, and times the same steps.
+class StepTimes {
+ public:
+  explicit StepTimes(train::Trainer& trainer);
+  ~StepTimes();
+  StepTimes(const StepTimes&) = delete;
+  StepTimes& operator=(const StepTimes&) = delete;
+
+  // Gives the times of all launches of all steps to `sink`, too. Call it before begin().
+  void add_sink(device::TimingSink& sink);
+  void begin();  // before the first step
+  // Ends a step. All ranks must call it: they compare their figures after a timed step.
+  StepFigures step(const train::StepStats& stats);
+  // Time and communication since the last step, such as those of a save, count for no step.
+  void pause();
+
+ private:
+  void time_step(int64_t n);  // turns the timing of launches on or off for step n of this process
+  StepFigures::Largest largest(const StepFigures& own) const;
+
+  train::Trainer& trainer_;
+  std::unique_ptr<observe::Exposure> exposure_;  // null for a single rank
+  std::vector<device::TimingSink*> sinks_;
+  std::unique_ptr<observe::TeeSink> tee_;  // of all sinks; null without any
+  std::chrono::steady_clock::time_point last_;
+  int64_t steps_ = 0;                      // of this process
+  bool times_all_ = false, timed_ = true;  // whether all steps are timed, and the current one
+};
+
+}  // namespace mtrain::run
