@@ -483,7 +483,7 @@ class Training {
                               .best = new_best_,
                               .evaluation = {},
                               .exceeds_bytes = agreed_exceeds_bytes(),
-                              .before_commit = before_commit()};
+                              .added = added_files()};
     if (evaluated_.step == trainer_.steps_done()) request.evaluation = evaluated_.result;
     new_best_ = false;
     saver_->save(request);
@@ -495,7 +495,7 @@ class Training {
 
   void checkpoint_saved() {
     if (plan_.checkpoint.consolidated != Consolidated::every) return;
-    consolidate({});
+    consolidate({});  // those of earlier checkpoints
     consolidated_->committed(saver_->newest().path);
     note(consolidated_->take_note());
   }
@@ -507,13 +507,10 @@ class Training {
   }
 
   // Returns what writes the Hugging Face form of a checkpoint before it is committed.
-  BeforeCommit before_commit() {
+  checkpoint::AddedFiles added_files() {
     if (plan_.checkpoint.consolidated != Consolidated::every) return {};
-    return [this](const std::filesystem::path& folder) {
-      show("writing the Hugging Face form of the checkpoint");
-      consolidated_->write(folder,
-                           fault_ ? fault_->in_save_consolidated(trainer_.steps_done()) : nullptr);
-    };
+    return consolidated_->files(fault_ ? fault_->in_save_consolidated(trainer_.steps_done())
+                                       : nullptr);
   }
 
   // Writes the Hugging Face forms that are missing: of this checkpoint, and of earlier ones whose

@@ -34,7 +34,7 @@ checkpoint::SaveOptions save_options(train::Trainer& t, const std::filesystem::p
       .keep = {.newest = int(c.keep), .best = int(c.keep_best), .every = c.keep_every},
       .job = save.job,
       .recipe = t.plan().text.recipe_with_origins,
-      .before_commit = save.before_commit,
+      .added = save.added,
       .on_commit = save.on_commit};
   const checkpoint::TrainProgress progress = t.progress();
   if (progress.samples != progress.steps_done * t.plan().train.global_batch_size)
@@ -58,8 +58,9 @@ std::filesystem::path save_run(train::Trainer& t, const std::filesystem::path& r
   checkpoint::CheckpointParts parts = t.checkpoint_parts();
   if (save.show)
     parts.progress = [&, activity = fmt::format("saving step {}", t.steps_done())](
-                         std::string_view, int64_t done, int64_t total) {
-      save.show(bytes_text(activity, done, total));
+                         std::string_view what, int64_t done, int64_t total) {
+      save.show(what == "added" ? "writing the Hugging Face form of the checkpoint"
+                                : bytes_text(activity, done, total));
     };
   return save_checkpoint(parts, t.progress(), std::move(options));
 }

@@ -17,9 +17,6 @@ namespace mtrain::run {
 // Receives a line for the screen, such as "reading weights 34 %"; may be empty.
 using ShowActivity = std::function<void(const std::string& text)>;
 
-// Adds files to the folder of a checkpoint before it is committed, on all ranks; may be empty.
-using BeforeCommit = std::function<void(const std::filesystem::path& folder)>;
-
 // The result of a validation.
 struct ValidationResult {
   double loss = std::numeric_limits<double>::quiet_NaN();  // NaN: nothing was measured
@@ -35,7 +32,7 @@ struct RunSave {
   ShowActivity show = {};
   ValidationResult evaluation = {};  // for the saved weights, if they were evaluated
   storage::SavingJob job = {};
-  BeforeCommit before_commit = {};  // may add files to the folder; not in the background
+  checkpoint::AddedFiles added = {};  // to the checkpoint's own; may be empty
 };
 
 // Saves a checkpoint into the folder `root`. All ranks must call it; rank 0 returns the

@@ -79,7 +79,7 @@ void RunSaver::save(const Request& request) {
                  .data = data_,
                  .evaluation = evaluation.value_or(ValidationResult()),
                  .job = {.id = p_.job.id, .attempt = p_.job.restarts},
-                 .before_commit = request.before_commit};
+                 .added = request.added};
   if (background_) {
     begin_save(p_.trainer, root_, of_run, *background_);
     if (request.last) finish_write();

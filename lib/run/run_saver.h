@@ -56,7 +56,7 @@ class RunSaver {
     bool best = false;                           // the lowest validation loss so far: never skipped
     std::optional<ValidationResult> evaluation;  // of these weights
     bool exceeds_bytes = false;
-    BeforeCommit before_commit = {};  // not of a save in the background
+    checkpoint::AddedFiles added = {};  // to the checkpoint's own; may be empty
   };
   void save(const Request& request);
 
