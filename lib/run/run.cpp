@@ -73,11 +73,6 @@ class Training {
       trainer_.graphs()->turn_off("--profile times every launch");
     if (plan.checkpoint.consolidated != Consolidated::none)
       consolidated_.emplace(trainer_.control());
-    if (validation_data_)
-      validation_.emplace(validation_data_, plan.validation.steps * plan.train.global_batch_size,
-                          data::LoaderOptions{.micro_batch = plan.layout.micro_batch,
-                                              .dp_rank = trainer_.data_parallel().rank(),
-                                              .dp_size = trainer_.data_parallel().size()});
   }
 
   void run() {
@@ -354,6 +349,7 @@ class Training {
     const std::string restart = job_.restarts ? fmt::format("restart {}: ", job_.restarts) : "";
     if (start_) {
       note(load_start());
+      open_validation();
       resumed_exceeds_bytes_ = interchange::exceeds_bytes(start_->path);
       if (const auto& saved = start_.saved())
         saver_->continue_from(saved->step, is_own_checkpoint(plan_.folders, *saved)
@@ -363,6 +359,7 @@ class Training {
                        start_.text()));
       tell_changes();
     } else {
+      open_validation();
       note(start_from_folder(trainer_, shown()));
       shown_no_more();
       choose_bf16_arithmetic(*device_, trainer_.control(), plan_);
@@ -434,8 +431,18 @@ class Training {
   // Reports which settings differ from those of the run that saved the checkpoint.
   void tell_changes() {
     if (!reporter_) return;
-    note(changes_text(trainer_, start_->path));
+    note(changes_text(trainer_, start_->path, validation_samples()));
   }
+
+  void open_validation() {
+    if (!validation_data_) return;
+    const auto start = start_ ? std::optional(*start_) : std::nullopt;
+    validation_.emplace(validation_data_, agreed_validation_samples(trainer_, start),
+                        data::LoaderOptions{.micro_batch = plan_.layout.micro_batch,
+                                            .dp_rank = trainer_.data_parallel().rank(),
+                                            .dp_size = trainer_.data_parallel().size()});
+  }
+  int64_t validation_samples() const { return validation_ ? validation_->samples() : 0; }
 
   void evaluate() {
     if (!validation_) return;
@@ -472,7 +479,8 @@ class Training {
   void copy_locally(int64_t step) {
     if (saver_->newest().step == step && !saver_->writing()) return;
     RunSave copy{.exceeds_bytes = agreed_exceeds_bytes(),
-                 .data = identity_ ? &*identity_ : nullptr};
+                 .data = identity_ ? &*identity_ : nullptr,
+                 .evaluation = {.samples = validation_samples()}};
     if (evaluated_.step == step) copy.evaluation = evaluated_.result;
     local_->save(copy);
   }
@@ -482,6 +490,7 @@ class Training {
     RunSaver::Request request{.last = last,
                               .best = new_best_,
                               .evaluation = {},
+                              .validation_samples = validation_samples(),
                               .exceeds_bytes = agreed_exceeds_bytes(),
                               .added = added_files()};
     if (evaluated_.step == trainer_.steps_done()) request.evaluation = evaluated_.result;
