@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <set>
 #include <tuple>
 
 #include <fmt/ranges.h>
@@ -31,6 +32,7 @@
 #include "storage/checkpoint_list.h"
 #include "storage/checkpoint_tensors.h"
 #include "storage/folder_lock.h"
+#include "storage/local_list.h"
 #include "storage/reshard_checkpoint.h"
 #include "storage/state.h"
 #include "storage/verify_checkpoint.h"
@@ -98,7 +100,63 @@ const char* state_text(storage::ListedCheckpoint::State state) {
   throw BugError("state of a checkpoint");
 }
 
+const char* state_text(storage::ListedPart::State state) {
+  using State = storage::ListedPart::State;
+  switch (state) {
+    case State::complete: return "complete";
+    case State::damaged: return "damaged";
+    case State::unfinished: return "unfinished";
+  }
+  throw BugError("state of a part");
+}
+
+// Lists local copies in folders of runs, `<dir>/<host>/<run>`.
+void list_local_copies(const std::vector<fs::path>& folders) {
+  std::vector<std::vector<std::string>> rows;
+  std::string faults;
+  // The parts of a copy that are complete, perhaps in the folders of several hosts.
+  using Copy = std::tuple<std::string, int64_t, std::string>;  // run, step, start
+  struct Parts {
+    int ranks = 0;
+    std::set<int> complete;
+  };
+  std::map<Copy, Parts> copies;
+  for (const fs::path& folder : folders) {
+    const fs::path at = fs::canonical(folder);
+    const std::string run = at.filename().string(), host = at.parent_path().filename().string();
+    for (const storage::ListedPart& p : storage::listed_parts(at)) {
+      const std::string part =
+          p.ranks > 0 ? fmt::format("{} of {}", p.name.rank, p.ranks) : std::to_string(p.name.rank);
+      rows.push_back({run, host, std::to_string(p.name.step), part,
+                      p.host.empty() || p.host == host ? "" : p.host, local_time(p.saved_at),
+                      human_bytes(double(p.bytes)), state_text(p.state)});
+      if (!p.fault.empty()) faults += p.fault + "\n";
+      Parts& parts = copies[{run, p.name.step, p.name.start}];
+      parts.ranks = std::max(parts.ranks, p.ranks);
+      if (p.state == storage::ListedPart::State::complete) parts.complete.insert(p.name.rank);
+    }
+  }
+  const std::vector<TableColumn> columns{{"run", 0, kLeft},  {"host", 0, kLeft},       {"step"},
+                                         {"part", 0, kLeft}, {"replica of", 0, kLeft}, {"saved"},
+                                         {"size"},           {"state", 0, kLeft}};
+  std::fputs(text_table(columns, rows, line_width(STDOUT_FILENO)).c_str(), stdout);
+  print_lines(faults);
+  for (const auto& [copy, parts] : copies) {
+    const std::string of = std::get<0>(copy);
+    print_lines(parts.ranks > 0 && int(parts.complete.size()) == parts.ranks
+                    ? fmt::format("{}, step {}: all {} parts are here\n", of, std::get<1>(copy),
+                                  parts.ranks)
+                    : fmt::format("{}, step {}: {} of {} parts are here\n", of, std::get<1>(copy),
+                                  parts.complete.size(),
+                                  parts.ranks > 0 ? std::to_string(parts.ranks) : "?"));
+  }
+}
+
 void list_checkpoints(const std::string& path) {
+  const std::vector<fs::path> copies = storage::folders_of_parts(path);
+  const bool of_run = copies.size() == 1 && copies[0] == path;  // its names look like steps
+  if (of_run || (!copies.empty() && !interchange::locate_checkpoints(path)))
+    return list_local_copies(copies);
   const fs::path root = root_of(path);
   const int width = line_width(STDOUT_FILENO);
   std::vector<std::vector<std::string>> rows;
@@ -406,7 +464,9 @@ void add_checkpoint_command(CLI::App& app) {
     sub->callback([path, run] { run(*path); });
     return sub;
   };
-  set_examples(*add("list", "step, date, size, validation loss and state of each checkpoint",
+  set_examples(*add("list",
+                    "step, date, size, validation loss and state of each checkpoint; of a folder "
+                    "of local copies (checkpoint.local.dir) each part and its state",
                     list_checkpoints),
                {"mtrain checkpoint list runs/first"});
   set_examples(

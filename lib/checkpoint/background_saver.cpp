@@ -49,7 +49,6 @@ BackgroundSaver::~BackgroundSaver() {
 Event BackgroundSaver::begin(const CheckpointParts& t, const TrainProgress& progress,
                              SaveOptions options) {
   MT_CHECK(!saving_, "another checkpoint is being written");
-  MT_CHECK(!options.before_commit, "files of others are only added while training waits");
   const Event copied = snapshot_.stage(t);
   const std::string folder =
       rank_ == 0
@@ -61,7 +60,7 @@ Event BackgroundSaver::begin(const CheckpointParts& t, const TrainProgress& prog
             .io_threads = t.io_threads,
             .options = std::move(options)};
   moment(work, "stage");
-  made_key_ = key(work, "folder");
+  first_keys_ = {key(work, "folder"), key(work, "added")};
   written_ = 0;
   result_.reset();
   saving_ = true;
@@ -86,7 +85,8 @@ BackgroundSaver::Saved BackgroundSaver::take() {
   saving_ = false;
   // Every rank's thread has ended when all are here.
   const std::string error = control_.texts(own.error)[0];
-  if (rank_ == 0 && ranks_ > 1) mailbox_->remove(made_key_);
+  if (rank_ == 0 && ranks_ > 1)
+    for (const std::string& of_all : first_keys_) mailbox_->remove(of_all);
   if (!error.empty()) throw parse_error(error);
   return own.saved;
 }
@@ -107,52 +107,108 @@ BackgroundSaver::Result BackgroundSaver::run(const Work& work) {
 // rank 0, which then commits. A failure of one rank lets the others finish their files, since the
 // folder must not vanish under them.
 void BackgroundSaver::write(const Work& work, Result& result) {
+  if (rank_ > 0) return write_part(work);
   std::optional<storage::CheckpointWriter> writer;
-  if (rank_ > 0) {
-    if (await_text(key(work, "folder"))[0] == kFailed) return;
-  } else {
-    const std::string error = error_in([&] {
-      writer.emplace(work.options.root, work.state.progress.steps_done, work.options.keep,
-                     work.options.job);
-      storage::require_space(writer->folder(), total_bytes_);
-    });
-    if (ranks_ > 1)
-      mailbox_->put(key(work, "folder"), std::string(1, error.empty() ? kDone : kFailed));
-    if (!error.empty()) result.error = of_rank(0, error);
-    if (!error.empty()) return;
+  const std::string error = error_in([&] {
+    writer.emplace(work.options.root, work.state.progress.steps_done, work.options.keep,
+                   work.options.job);
+    storage::require_space(writer->folder(), total_bytes_);
+  });
+  send_to_all(work, "folder", error.empty() ? std::string(1, kDone) : std::string(1, kFailed));
+  if (!error.empty()) {
+    result.error = of_rank(0, error);
+    return;
   }
-  std::string files;
   Clock::time_point began;
-  const std::string error = error_in([&] { files = write_own(work, began); });
-  const std::string own = error.empty() ? kDone + files : kFailed + error;
-  if (rank_ > 0) {
-    moment(work, "report");
-    return mailbox_->put(key(work, std::to_string(rank_)), own);
-  }
-  std::vector<std::string> reports{own};
-  for (int rank = 1; rank < ranks_; ++rank) {
-    const std::string of_rank = key(work, std::to_string(rank));
-    reports.push_back(await_text(of_rank));
-    mailbox_->remove(of_rank);  // the store holds a limited number of bytes
-  }
-  for (size_t rank = 0; rank < reports.size() && result.error.empty(); ++rank) {
-    if (reports[rank][0] == kFailed) result.error = of_rank(int(rank), reports[rank].substr(1));
-    reports[rank].erase(0, 1);
+  std::string files;
+  const std::string own = error_in([&] { files = write_own(work, began); });
+  std::vector<std::string> reports{own.empty() ? kDone + files : kFailed + own};
+  result.error = take_reports(work, "", reports);
+  const auto on_first = [&](const std::function<void()>& step) {
+    const std::string failure = error_in(step);
+    if (!failure.empty()) result.error = of_rank(0, failure);
+  };
+  if (result.error.empty())
+    on_first([&] {
+      SaveOptions options = work.options;
+      prepare_commit(*writer, work.state, reports, options, [this] { go_on(); });
+    });
+  if (work.options.added) {
+    const auto before = Clock::now();
+    add_files(work, result.error.empty());
+    began += Clock::now() - before;  // the rate of the save does not count them
   }
   if (!result.error.empty()) return;
-  result.error = error_in([&] {
-    SaveOptions options = work.options;
-    prepare_commit(*writer, work.state, reports, options,
-                   [&] { pause(std::chrono::milliseconds(0)); });
-    result.saved.checkpoint = writer->commit();
-  });
-  if (!result.error.empty()) result.error = of_rank(0, result.error);
+  on_first([&] { result.saved.checkpoint = writer->commit(); });
   result.saved.seconds = std::chrono::duration<double>(Clock::now() - began).count();
 }
 
+// What ranks other than 0 do.
+void BackgroundSaver::write_part(const Work& work) {
+  if (await_text(key(work, "folder"))[0] == kFailed) return;
+  std::string files;
+  Clock::time_point began;
+  const std::string error = error_in([&] { files = write_own(work, began); });
+  moment(work, "report");
+  report(work, "", error.empty() ? kDone + files : kFailed + error);
+  if (!work.options.added) return;
+  const std::string text = await_text(key(work, "added"));
+  if (text[0] == kFailed) return;
+  const std::string of_added =
+      error_in([&] { work.options.added.write(work.folder, text.substr(1), [this] { go_on(); }); });
+  report(work, "added ", of_added.empty() ? std::string(1, kDone) : kFailed + of_added);
+}
+
+// What rank 0 does for the files that are added. `saved`: the others are complete; else no rank
+// adds any.
+void BackgroundSaver::add_files(const Work& work, bool saved) {
+  const AddedFiles& added = work.options.added;
+  std::string text, error;
+  if (saved) error = error_in([&] { text = added.begin(work.folder); });
+  const bool begun = saved && error.empty();
+  send_to_all(work, "added", begun ? kDone + text : std::string(1, kFailed));
+  if (!saved) return;
+  if (!begun) error = of_rank(0, error);
+  if (begun) {
+    const std::string own = error_in([&] { added.write(work.folder, text, [this] { go_on(); }); });
+    std::vector<std::string> reports{own.empty() ? std::string(1, kDone) : kFailed + own};
+    error = take_reports(work, "added ", reports);
+  }
+  if (error.empty()) {
+    const std::string last = error_in(added.end);
+    if (!last.empty()) error = of_rank(0, last);
+  }
+  if (!error.empty()) added.failed(parse_error(error).message());
+}
+
+void BackgroundSaver::send_to_all(const Work& work, const char* what, const std::string& text) {
+  if (ranks_ > 1) mailbox_->put(key(work, what), text);
+}
+
+void BackgroundSaver::report(const Work& work, const std::string& about, const std::string& text) {
+  mailbox_->put(key(work, about + std::to_string(rank_)), text);
+}
+
+// Adds the reports of the other ranks to that of rank 0, and removes their first letters. Returns
+// print_error() of the first error; empty if all ranks have done their work.
+std::string BackgroundSaver::take_reports(const Work& work, const std::string& about,
+                                          std::vector<std::string>& reports) {
+  for (int rank = 1; rank < ranks_; ++rank) {
+    const std::string own = key(work, about + std::to_string(rank));
+    reports.push_back(await_text(own));
+    mailbox_->remove(own);  // the store holds a limited number of bytes
+  }
+  std::string error;
+  for (size_t rank = 0; rank < reports.size(); ++rank) {
+    if (reports[rank][0] == kFailed && error.empty())
+      error = of_rank(int(rank), reports[rank].substr(1));
+    reports[rank].erase(0, 1);
+  }
+  return error;
+}
+
 std::string BackgroundSaver::write_own(const Work& work, Clock::time_point& began) {
-  const auto go_on = [&] { pause(std::chrono::milliseconds(0)); };
-  await_folder(work.folder, go_on);
+  await_folder(work.folder, [this] { go_on(); });
   snapshot_.wait();
   began = Clock::now();
   moment(work, "write");

@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "checkpoint/save_steps.h"
 #include "checkpoint/snapshot.h"
@@ -28,8 +29,9 @@ class BackgroundSaver {
   BackgroundSaver(const BackgroundSaver&) = delete;
   BackgroundSaver& operator=(const BackgroundSaver&) = delete;
 
-  // Enqueues the copies, and begins to write. No save may be in progress. `options.on_commit` is
-  // called from the thread. Returns the event that the next update must wait for.
+  // Enqueues the copies, and begins to write. No save may be in progress. `options.on_commit` and
+  // the steps of `options.added` are called from the thread. Returns the event that the next update
+  // must wait for.
   Event begin(const CheckpointParts& parts, const TrainProgress& progress, SaveOptions options);
   bool saving() const { return saving_; }  // between begin() and take(); the same on all ranks
 
@@ -66,15 +68,22 @@ class BackgroundSaver {
   };
   Result run(const Work& work);
   void write(const Work& work, Result& result);
+  void write_part(const Work& work);
+  void add_files(const Work& work, bool saved);
   // Writes this rank's files, and returns them as shards_text(). Sets the time at which the copies
   // were complete.
   std::string write_own(const Work& work, Clock::time_point& began);
   // Returns print_error() of an error of a rank.
   std::string of_rank(int rank, const std::string& error) const;
   static void moment(const Work& work, std::string_view name);  // calls options.on_commit
+  void send_to_all(const Work& work, const char* what, const std::string& text);
+  void report(const Work& work, const std::string& about, const std::string& text);
+  std::string take_reports(const Work& work, const std::string& about,
+                           std::vector<std::string>& reports);
   std::string await_text(const std::string& key);  // waits for a text of another rank's thread
   static std::string key(const Work& work, const std::string& what);
   void pause(std::chrono::milliseconds time) const;  // ends the thread if the save is given up
+  void go_on() const { pause(std::chrono::milliseconds(0)); }
 
   const int rank_, ranks_;
   const comm::HostCollectives& control_;
@@ -83,7 +92,7 @@ class BackgroundSaver {
   Snapshot snapshot_;
   bool saving_ = false;
   int64_t saves_ = 0;
-  std::string made_key_;  // of the text about the folder of the save in progress
+  std::vector<std::string> first_keys_;  // of rank 0's texts to all, in the save in progress
   std::atomic<int64_t> written_ = 0;
   std::atomic<bool> give_up_ = false;
   std::future<Result> pending_;

@@ -154,7 +154,7 @@ void prepare_commit(storage::CheckpointWriter& writer, const SavedState& state,
       gather_index(state.parameters, writer.folder(), texts, sums, meanwhile);
   write_state(state, options, writer.folder());
   // The commit writes it again.
-  if (options.before_commit) write_index(writer.folder(), state.progress.steps_done, index, sums);
+  if (options.added) write_index(writer.folder(), state.progress.steps_done, index, sums);
   writer.set_index(std::move(index), std::move(sums));
   writer.set_step_hook(options.on_commit);
 }
@@ -189,7 +189,10 @@ fs::path save_checkpoint(const CheckpointParts& t, const TrainProgress& progress
     if (!first) return;
     meetings.run([&] { prepare_commit(*writer, state, texts, options, [] {}); });
   });
-  if (options.before_commit) options.before_commit(folder);
+  if (options.added) {
+    if (t.progress) t.progress("added", 0, 0);
+    add_files(t.control, folder, options.added);
+  }
   fs::path committed;
   all_together(t.control, [&](Meetings& meetings) {
     if (!first) return;

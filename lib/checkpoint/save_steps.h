@@ -38,8 +38,8 @@ int64_t bytes_of_all_ranks(const CheckpointParts& parts);
 void await_folder(const std::filesystem::path& folder, const std::function<void()>& meanwhile);
 
 // Prepares the commit of a save on rank 0: collects the files of all ranks, whose shards_text()
-// `texts` has, and writes state.json; for options.before_commit also index.json. Calls `meanwhile`
-// from time to time while it waits for files.
+// `texts` has, and writes state.json; for options.added also index.json. Calls `meanwhile` from
+// time to time while it waits for files.
 void prepare_commit(storage::CheckpointWriter& writer, const SavedState& state,
                     const std::vector<std::string>& texts, SaveOptions& options,
                     const std::function<void()>& meanwhile);

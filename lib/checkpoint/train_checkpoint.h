@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "checkpoint/added_files.h"
 #include "checkpoint/replicated_state.h"
 #include "checkpoint/save_error.h"
 #include "checkpoint/save_plan.h"
@@ -39,7 +40,8 @@ struct CheckpointParts {
   // Tensors that every rank has, for all layers of the model.
   std::vector<ReplicatedTensor> replicated;
   // Called from time to time while this rank reads or writes. `what` is "weights", "moments"
-  // or "checkpoint"; `done` and `total` are bytes. May be empty.
+  // or "checkpoint"; `done` and `total` are bytes. It is "added", without bytes, when
+  // the files of SaveOptions::added are next. May be empty.
   std::function<void(std::string_view what, int64_t done, int64_t total)> progress = {};
   int io_threads = storage::kIoThreads;  // that read and write files
 };
@@ -60,10 +62,7 @@ struct SaveOptions {
   std::string recipe;           // the text of the recipe, for state.json and recipe.yaml
   // The caller's entries of state.json. Only those of rank 0 are written.
   storage::TrainState state;
-  // Called on each rank when the checkpoint's files can be read from the folder, before the commit;
-  // may be empty. What it adds to the folder is committed with it. A save in the background takes
-  // none.
-  std::function<void(const std::filesystem::path& folder)> before_commit;
+  AddedFiles added = {};  // committed with the checkpoint, if they could be written; may be empty
   // Called with the name of each moment of a save; may be empty. On each rank there is "write",
   // before it writes its files, and on rank 0 there are the steps of CheckpointWriter::commit(). A
   // save in the background also has "stage", when the copies are enqueued, and "block", after each

@@ -56,8 +56,8 @@ recipe::Recipe read_saved(const fs::path& checkpoint, const std::vector<std::str
 }
 
 // Returns the folder from which the model came, if it has a config.json; else an empty path. If
-// that folder is gone, `warns` about what the export lacks.
-fs::path origin_of(const fs::path& checkpoint, bool warns) {
+// that folder is gone, warns about what the export lacks.
+fs::path origin_of(const fs::path& checkpoint) {
   if (fs::exists(checkpoint / "config.json")) return checkpoint;
   Diagnostics ignored;
   const auto recipe = recipe::read_recipe_text(model_source(), recorded_text(checkpoint),
@@ -65,11 +65,10 @@ fs::path origin_of(const fs::path& checkpoint, bool warns) {
   if (!recipe || !recipe->model.from) return {};
   const fs::path from = hub_model_folder(*recipe->model.from);
   if (fs::exists(from / "config.json")) return from;
-  if (warns)
-    log::warn(
-        fmt::format("{}, from which the model came, is gone: its types of tensors and its other "
-                    "keys of config.json are not in the export",
-                    from.string()));
+  log::warn(
+      fmt::format("{}, from which the model came, is gone: its types of tensors and its other "
+                  "keys of config.json are not in the export",
+                  from.string()));
   return {};
 }
 
@@ -77,9 +76,14 @@ DType type_of(std::string_view name) {
   return name == "BF16" ? DType::bf16 : name == "F16" ? DType::f16 : DType::f32;
 }
 
+// The reverse of it.
+const char* type_text(DType type) {
+  return type == DType::bf16 ? "BF16" : type == DType::f16 ? "F16" : "F32";
+}
+
 // Returns the dtypes of the tensors in the folder from which the model came.
 Types imported_types(const storage::CheckpointTensors& weights, const fs::path& checkpoint,
-                     const fs::path& origin, bool warns) {
+                     const fs::path& origin) {
   Types types;
   if (const auto at = weights.metadata().find(kImportedTypes); at != weights.metadata().end()) {
     const json saved = parse_json(at->second, weights.path().string() + ": its metadata",
@@ -95,11 +99,10 @@ Types imported_types(const storage::CheckpointTensors& weights, const fs::path& 
       for (const storage::StoredTensor* t : folder.tensors()) types[t->name] = type_of(t->type);
     } catch (const UserError& e) {
       // The weights come from the checkpoint, so this folder may be gone or damaged.
-      if (warns)
-        log::warn(
-            fmt::format("tensors are exported as fp32, since the types of the folder from "
-                        "which the model came are lost: {}",
-                        e.message()));
+      log::warn(
+          fmt::format("tensors are exported as fp32, since the types of the folder from which the "
+                      "model came are lost: {}",
+                      e.message()));
     }
   }
   return types;
@@ -209,15 +212,16 @@ void write_index(const fs::path& folder, const std::vector<Shard>& shards) {
   write_file_atomic(folder / storage::kIndexFile, index.dump(2) + "\n");
 }
 
-// Returns torch's name of the dtype that most elements have.
-std::string main_type(const std::vector<Shard>& shards) {
+// Returns the dtype that most elements have.
+DType main_type(const std::vector<Shard>& shards) {
   std::map<DType, int64_t> counts;
   for (const Shard& shard : shards)
     for (const storage::TensorInfo& t : shard.tensors) counts[t.dtype] += t.shape.count();
-  const auto most = std::ranges::max_element(counts, {}, [](const auto& c) { return c.second; });
-  return most->first == DType::bf16  ? "bfloat16"
-         : most->first == DType::f16 ? "float16"
-                                     : "float32";
+  return std::ranges::max_element(counts, {}, [](const auto& c) { return c.second; })->first;
+}
+
+std::string torch_name(DType type) {
+  return type == DType::bf16 ? "bfloat16" : type == DType::f16 ? "float16" : "float32";
 }
 
 void write_generation_config(const fs::path& folder, const std::string& config_text,
@@ -251,8 +255,8 @@ std::vector<std::string> copy_texts(const fs::path& origin, const fs::path& chec
   return copied;
 }
 
-// What an export consists of. It depends on the checkpoint and the options alone, so all ranks make
-// the same.
+// What an export consists of. It depends on the checkpoint, the options, and the folder from which
+// the model came.
 struct Contents {
   recipe::Recipe recipe;
   fs::path origin;
@@ -262,19 +266,57 @@ struct Contents {
 };
 
 Contents contents_of(const fs::path& checkpoint, const storage::CheckpointTensors& weights,
-                     const ExportOptions& options, bool warns) {
+                     const ExportOptions& options) {
   Contents c{.recipe = read_saved(checkpoint, {"~model.from"})};
   take_vocabulary(c.recipe, weights);
-  c.origin = origin_of(checkpoint, warns);
+  c.origin = origin_of(checkpoint);
   const std::string base = c.origin.empty() ? "" : read_file(c.origin / "config.json");
   write_config(c.recipe, {base, "float32"}, c.model_type);  // finds the family
   c.map =
       std::make_unique<TensorMap>(recipe::model_spec(c.recipe.model), *find_family(c.model_type));
   check_tensors(weights, *c.map);
   c.shards = make_shards(
-      *c.map, options.dtype ? Types() : imported_types(weights, checkpoint, c.origin, warns),
-      options);
-  c.config = write_config(c.recipe, {base, main_type(c.shards)}, c.model_type);
+      *c.map, options.dtype ? Types() : imported_types(weights, checkpoint, c.origin), options);
+  c.config = write_config(c.recipe, {base, torch_name(main_type(c.shards))}, c.model_type);
+  return c;
+}
+
+// The text in which one rank sends the contents to the others: their hosts may lack the folder from
+// which the model came. It has what the checkpoint itself does not determine.
+constexpr char kEndOfOrigin = '\0';  // paths may hold bytes that JSON cannot
+
+std::string print_contents(const Contents& c) {
+  const DType most = main_type(c.shards);
+  json others = json::object();
+  for (const Shard& shard : c.shards)
+    for (const storage::TensorInfo& t : shard.tensors)
+      if (t.dtype != most) others[t.name] = type_text(t.dtype);
+  const json text{{"model_type", c.model_type},
+                  {"config", c.config},
+                  {"dtype", type_text(most)},
+                  {"other_dtypes", others}};
+  return c.origin.string() + kEndOfOrigin + text.dump();
+}
+
+Contents parse_contents(const std::string& text, const fs::path& checkpoint,
+                        const storage::CheckpointTensors& weights, ExportOptions options) {
+  const size_t end = text.find(kEndOfOrigin);
+  MT_CHECK(end != std::string::npos, "no text of print_contents()");
+  const json all = parse_json(text.substr(end + 1), "the contents of a Hugging Face folder");
+  Contents c{.recipe = read_saved(checkpoint, {"~model.from"})};
+  take_vocabulary(c.recipe, weights);
+  c.origin = text.substr(0, end);
+  c.config = all.at("config").get<std::string>();
+  c.model_type = all.at("model_type").get<std::string>();
+  c.map =
+      std::make_unique<TensorMap>(recipe::model_spec(c.recipe.model), *find_family(c.model_type));
+  const DType most = type_of(all.at("dtype").get<std::string>());
+  Types types;
+  for (const TensorPiece* p : c.map->pieces()) types[p->hf_name] = most;
+  for (const auto& [name, type] : all.at("other_dtypes").items())
+    types[name] = type_of(type.get<std::string>());
+  options.dtype.reset();
+  c.shards = make_shards(*c.map, types, options);
   return c;
 }
 
@@ -324,7 +366,7 @@ bool wait_until(const std::function<bool()>& visible) {
 
 RunError unseen(const fs::path& file) {
   return RunError(
-      fmt::format("{} does not see {}, which another rank has written", host_name(), file.string()),
+      fmt::format("{} does not see {}, which another rank has made", host_name(), file.string()),
       "checkpoint.dir must be a folder that all hosts share");
 }
 
@@ -334,30 +376,36 @@ Exported export_hf(const fs::path& checkpoint, const fs::path& output,
                    const ExportOptions& options) {
   const storage::ReadMark reading(checkpoint);
   const auto weights = open_checkpoint_tensors(checkpoint, storage::TensorSet::weights);
-  const Contents contents = contents_of(checkpoint, *weights, options, true);
+  const Contents contents = contents_of(checkpoint, *weights, options);
   storage::NewFolder folder(output);
   Exported done = write_part(contents, *weights, checkpoint, folder.path(), {}, options);
   folder.commit();
   return done;
 }
 
+std::string plan_consolidated(const fs::path& checkpoint, const fs::path& folder,
+                              const ExportOptions& options) {
+  const auto weights = open_checkpoint_tensors(checkpoint, storage::TensorSet::weights);
+  const Contents contents = contents_of(checkpoint, *weights, options);
+  int64_t bytes = 0;
+  for (const Shard& shard : contents.shards) bytes += shard.bytes;
+  storage::require_space(folder, bytes);
+  return print_contents(contents);
+}
+
 Exported write_consolidated(const fs::path& checkpoint, const fs::path& folder,
-                            const ExportPart& part, const ExportOptions& options) {
+                            const std::string& contents, const ExportPart& part,
+                            const ExportOptions& options) {
   std::error_code error;
   // The file that lists the tensors depends on the format, and on what this host sees.
   const auto listed = [&] {
     return fs::is_regular_file(storage::manifest_path(checkpoint), error);
   };
   if (!wait_until(listed)) throw unseen(storage::manifest_path(checkpoint));
+  if (!wait_until([&] { return fs::is_directory(folder, error); })) throw unseen(folder);
   const auto weights = open_checkpoint_tensors(checkpoint, storage::TensorSet::weights);
-  const Contents contents = contents_of(checkpoint, *weights, options, part.rank == 0);
-  storage::make_folders(folder);
-  if (part.rank == 0) {
-    int64_t bytes = 0;
-    for (const Shard& shard : contents.shards) bytes += shard.bytes;
-    storage::require_space(folder, bytes);
-  }
-  return write_part(contents, *weights, checkpoint, folder, part, options);
+  return write_part(parse_contents(contents, checkpoint, *weights, options), *weights, checkpoint,
+                    folder, part, options);
 }
 
 void await_consolidated(const fs::path& folder, const Exported& exported) {

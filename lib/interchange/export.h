@@ -45,15 +45,22 @@ struct Exported {
 Exported export_hf(const std::filesystem::path& checkpoint, const std::filesystem::path& output,
                    const ExportOptions& options);
 
+// Decides what write_consolidated() writes for `checkpoint`, and returns it as a text. One rank
+// calls it before any rank writes, since its host may be the only one with the folder that the
+// model came from. Throws UserError as export_hf(), and RunError if `folder` lacks the space.
+std::string plan_consolidated(const std::filesystem::path& checkpoint,
+                              const std::filesystem::path& folder,
+                              const ExportOptions& options = {});
+
 // Writes this rank's part of what export_hf() writes for `checkpoint`, which is not in use yet,
-// into `folder`, and makes the folder. The files of weights are spread over the ranks; rank 0
-// writes the others as well. It reads the files of the checkpoint alone, and needs neither the
-// device nor other ranks. The caller waits for all ranks; the folder is then complete and has the
-// bytes of an export. Waits up to a minute until this host sees the checkpoint's index.json.
-// `exported` is about all ranks' files.
+// into `folder`. `contents` is the text of plan_consolidated(), with the same options. The files of
+// weights are spread over the ranks; rank 0, which made that text, writes the others as well. It
+// reads the files of the checkpoint alone, and needs neither the device nor other ranks. The caller
+// waits for all ranks; the folder then has the bytes of an export. Waits up to a minute until this
+// host sees the folder and the checkpoint's index.json. The result is about all ranks' files.
 Exported write_consolidated(const std::filesystem::path& checkpoint,
-                            const std::filesystem::path& folder, const ExportPart& part,
-                            const ExportOptions& options = {});
+                            const std::filesystem::path& folder, const std::string& contents,
+                            const ExportPart& part, const ExportOptions& options = {});
 
 // Waits up to a minute until this host sees all files of weights that the ranks have written.
 // Throws RunError.

@@ -135,6 +135,8 @@ SavedRun read_saved_run(const recipe::ModelSource& models, const SavedRecipe& re
           .model = recipe::model_spec(r.model, 0, sample_length(r)),
           .sample_length = sample_length(r),
           .global_batch_size = r.train.global_batch_size,
+          .validation_steps =
+              r.dataset.validation.empty() ? std::nullopt : std::optional(r.validation.steps),
           .device = device_plan_without_overlap(r)};
 }
 

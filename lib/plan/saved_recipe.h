@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,7 @@ struct SavedRun {
   TokenizerOptions tokenizer;
   spec::ModelSpec model;  // without a vocabulary
   int64_t sample_length = 0, global_batch_size = 0;
+  std::optional<int64_t> validation_steps;  // empty: it had no validation data
   DevicePlan device;
 };
 

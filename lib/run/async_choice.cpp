@@ -42,9 +42,6 @@ AsyncChoice choose_async(plan::CheckpointOptions::Async asked, const std::vector
 AsyncChoice choose_async(const comm::HostCollectives& control, const plan::CheckpointOptions& asked,
                          int64_t staged, int64_t comes) {
   if (!asked.saves_during_training()) return {};
-  // All ranks make these files together, between two steps.
-  if (asked.consolidated == plan::CheckpointOptions::Consolidated::every)
-    return {false, "training waits (checkpoint.save_consolidated: every)"};
   const auto all = control.texts(
       fmt::format("{} {} {} {}", staged, comes, available_host_memory(), host_name()));
   std::vector<HostNeed> hosts;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <optional>
 #include <utility>
 
 #include <fmt/core.h>
@@ -10,11 +9,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/strings.h"
-#include "checkpoint/ranks_together.h"
-#include "checkpoint/save_error.h"
-#include "interchange/export.h"
 #include "storage/manifest.h"
-#include "storage/new_folder.h"
 
 namespace mtrain::run {
 
@@ -23,6 +18,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kEarlierName = "hf";  // of the form that earlier versions wrote
+constexpr char kEndOfPath = '\0';
 
 bool has_form(const fs::path& checkpoint) {
   std::error_code error;
@@ -55,37 +51,51 @@ std::string path_lines(const std::vector<fs::path>& paths) {
 
 }  // namespace
 
-std::string ConsolidatedWriter::write_into(const fs::path& checkpoint, const fs::path& folder,
-                                           const std::function<void()>& fault,
-                                           const std::function<void()>& finish) {
-  const interchange::ExportPart part{control_.rank(), control_.size()};
-  std::optional<interchange::Exported> done;
-  try {
-    checkpoint::all_together(control_, [&](checkpoint::Meetings& meetings) {
-      meetings.run([&] {
-        done = interchange::write_consolidated(checkpoint, folder, part, {.before_piece = fault});
-      });
-    });
-    checkpoint::all_together(control_, [&](checkpoint::Meetings& meetings) {
-      if (part.rank > 0) return;
-      meetings.run([&] {
-        interchange::await_consolidated(folder, *done);
-        finish();
-      });
-    });
-  } catch (const checkpoint::SaveError& e) {  // on all ranks
-    if (part.rank > 0) return "";
-    std::error_code error;
-    fs::remove_all(folder, error);
-    log::warn(fmt::format("cannot write {} for transformers; the checkpoint itself is complete: {}",
-                          folder.string(), e.what()));
-    return "";
-  }
-  return describe(*done);
+checkpoint::AddedFiles ConsolidatedWriter::files(std::function<void()> fault) {
+  return {.begin = [this](const fs::path& checkpoint) { return begin(checkpoint); },
+          .write =
+              [this, fault = std::move(fault)](const fs::path& checkpoint, const std::string& text,
+                                               const std::function<void()>& meanwhile) {
+                write(checkpoint, text, [&] {
+                  meanwhile();
+                  if (fault) fault();
+                });
+              },
+          .end = [this] { end(); },
+          .failed = [this](const std::string& error) { failed(error); }};
 }
 
-void ConsolidatedWriter::write(const fs::path& folder, const std::function<void()>& fault) {
-  written_ = write_into(folder, folder / storage::kConsolidated, fault, [] {});
+// The text is the path of the temporary folder, and the contents of the form.
+std::string ConsolidatedWriter::begin(const fs::path& checkpoint) {
+  written_.clear();
+  output_ = checkpoint / storage::kConsolidated;
+  folder_.reset();
+  remove_leftovers(checkpoint);
+  folder_.emplace(output_);
+  return folder_->path().string() + kEndOfPath +
+         interchange::plan_consolidated(checkpoint, folder_->path());
+}
+
+void ConsolidatedWriter::write(const fs::path& checkpoint, const std::string& text,
+                               const std::function<void()>& before_piece) {
+  const size_t end = text.find(kEndOfPath);
+  MT_CHECK(end != std::string::npos, "no text of begin()");
+  exported_ = interchange::write_consolidated(checkpoint, text.substr(0, end), text.substr(end + 1),
+                                              {control_.rank(), control_.size()},
+                                              {.before_piece = before_piece});
+}
+
+void ConsolidatedWriter::end() {
+  interchange::await_consolidated(folder_->path(), *exported_);
+  folder_->commit();
+  folder_.reset();
+  written_ = describe(*exported_);
+}
+
+void ConsolidatedWriter::failed(const std::string& error) {
+  folder_.reset();
+  log::warn(fmt::format("cannot write {} for transformers; the checkpoint itself is complete: {}",
+                        output_.string(), error));
 }
 
 void ConsolidatedWriter::committed(const fs::path& checkpoint) {
@@ -94,17 +104,14 @@ void ConsolidatedWriter::committed(const fs::path& checkpoint) {
   if (written.empty())
     unwritten_.push_back(checkpoint);
   else
-    add_note(checkpoint / storage::kConsolidated, written);
-}
-
-void ConsolidatedWriter::add_note(const fs::path& folder, const std::string& what) {
-  note_ += fmt::format("{}saved {} {}", note_.empty() ? "" : "\n", folder.string(), what);
+    note_ += fmt::format("{}saved {} {}", note_.empty() ? "" : "\n",
+                         (checkpoint / storage::kConsolidated).string(), written);
 }
 
 void ConsolidatedWriter::complete(const fs::path& checkpoint) {
-  const bool first = control_.rank() == 0;
+  const std::string of_last_save = std::exchange(written_, {});  // for committed()
   std::vector<fs::path> missing;
-  if (first) {
+  if (control_.rank() == 0) {
     missing = std::exchange(unwritten_, {});
     std::error_code error;
     std::erase_if(missing, [&](const fs::path& p) {
@@ -116,28 +123,10 @@ void ConsolidatedWriter::complete(const fs::path& checkpoint) {
   }
   for (const std::string& path : split(control_.texts(path_lines(missing))[0], '\n')) {
     if (path.empty()) continue;
-    const fs::path output = fs::path(path) / storage::kConsolidated;
-    std::optional<storage::NewFolder> folder;
-    std::string temporary;
-    try {
-      checkpoint::all_together(control_, [&](checkpoint::Meetings&) {
-        if (first) temporary = folder.emplace(output).path().string();
-      });
-    } catch (const checkpoint::SaveError& e) {
-      if (first) {
-        unwritten_.push_back(path);
-        log::warn(fmt::format("cannot write {} for transformers: {}", output.string(), e.what()));
-      }
-      continue;
-    }
-    temporary = control_.texts(temporary)[0];
-    const std::string written = write_into(path, temporary, {}, [&] { folder->commit(); });
-    if (!first) continue;
-    if (written.empty())
-      unwritten_.push_back(path);
-    else
-      add_note(output, written);
+    add_files(control_, path, files());
+    committed(path);
   }
+  written_ = of_last_save;
 }
 
 std::string ConsolidatedWriter::take_note() { return std::exchange(note_, {}); }

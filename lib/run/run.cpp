@@ -13,7 +13,6 @@
 #include "base/terminal.h"
 #include "checkpoint/train_checkpoint.h"
 #include "device/flight_recorder.h"
-#include "interchange/byte_tokenizer.h"
 #include "interchange/checkpoint_record.h"
 #include "interchange/model_source.h"
 #include "launch/end_signals.h"
@@ -21,6 +20,7 @@
 #include "observe/exposure.h"
 #include "observe/progress.h"
 #include "plan/saved_recipe.h"
+#include "run/assumed_bytes.h"
 #include "run/bf16_choice.h"
 #include "run/chosen_start.h"
 #include "run/consolidated_writer.h"
@@ -42,6 +42,7 @@
 #include "run/run_saver.h"
 #include "run/run_status.h"
 #include "run/run_trace.h"
+#include "run/run_validation.h"
 #include "run/start_choice.h"
 #include "run/step_times.h"
 #include "storage/damaged_checkpoint.h"
@@ -72,19 +73,15 @@ class Training {
         pulse_(*device_, pulse),
         ids_(train::id_check(plan.dataset.tokenizer, plan.model.vocab)),
         data_(train::open_training_data(plan.dataset, ids_)),
-        validation_data_(train::open_validation_data(plan.dataset, ids_)),
-        trainer_(train::build_trainer(*device_, plan, data_, std::move(world))) {
+        bytes_(plan.dataset.tokenizer.assumed, ids_),
+        trainer_(train::build_trainer(*device_, plan, data_, std::move(world))),
+        validation_(trainer_, train::open_validation_data(plan.dataset, ids_)) {
     if (plan.debug.fault.moment != plan::FaultOptions::Moment::none && options.job.restarts == 0)
       fault_.emplace(plan.debug.fault, trainer_.world().rank(), *device_);
     if (report_.profile && trainer_.graphs())
       trainer_.graphs()->turn_off("--profile times every launch");
     if (plan.checkpoint.consolidated != Consolidated::none)
       consolidated_.emplace(trainer_.control());
-    if (validation_data_)
-      validation_.emplace(validation_data_, plan.validation.steps * plan.train.global_batch_size,
-                          data::LoaderOptions{.micro_batch = plan.layout.micro_batch,
-                                              .dp_rank = trainer_.data_parallel().rank(),
-                                              .dp_size = trainer_.data_parallel().size()});
   }
 
   void run() {
@@ -122,11 +119,11 @@ class Training {
                          .local_copies = local_text,
                          .saving = saving});
     resume();
-    if (exceeds_bytes() && reporter_) warn_of_assumed_bytes();
+    if (reporter_) bytes_.warn();
     if (reporter_) {
       reporter_->start();
       note(data_->note());
-      if (validation_data_) note(validation_data_->note());
+      if (validation_) note(validation_.data()->note());
     }
     times_->begin();
     auto tuner = gemm_tuner(*device_, plan_);  // exists until it has chosen, after the first step
@@ -152,7 +149,7 @@ class Training {
       if (tuner && trainer_.steps_done() < trainer_.last_step())
         choose(std::exchange(tuner, nullptr));
       if (trainer_.graphs()) note(trainer_.graphs()->take_failure());
-      if (exceeds_bytes() && reporter_) warn_of_assumed_bytes();
+      if (reporter_) bytes_.warn();
       const int64_t step = trainer_.steps_done();
       early_end_->at(Doing::step_done, step);
       saver_->report_progress();
@@ -173,7 +170,7 @@ class Training {
       }
       end = why_end(std::chrono::steady_clock::now() - started);
     }
-    if (end.empty() && evaluated_.step != trainer_.steps_done()) evaluate();
+    if (end.empty() && !evaluated()) evaluate();
     end_run(end);
   }
 
@@ -271,21 +268,6 @@ class Training {
     log::info(text);
   }
 
-  // Returns whether the recipe names no tokenizer, and this rank has read ids beyond those of
-  // bytes.
-  bool exceeds_bytes() const {
-    return plan_.dataset.tokenizer.assumed &&
-           (resumed_exceeds_bytes_ || ids_.largest() >= interchange::kByteVocabulary);
-  }
-  void warn_of_assumed_bytes() {
-    if (std::exchange(warned_of_bytes_, true)) return;
-    log::warn(
-        fmt::format("the recipe names no tokenizer, and the data hold ids above {}, which are not "
-                    "bytes: name tokenizer.path, or tokenizer.type: NullTokenizer; training "
-                    "continues, but generate and eval will need the tokenizer",
-                    interchange::kByteEnd));
-  }
-
   static bool due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
   Reporter* reporter() { return reporter_ ? &*reporter_ : nullptr; }
   void note(const std::string& text) {
@@ -351,8 +333,7 @@ class Training {
   // All ranks read their files before any is changed.
   void require_same_files() {
     require_same("dataset.train", dataset_fingerprint(*data_));
-    if (validation_data_)
-      require_same("dataset.validation", dataset_fingerprint(*validation_data_));
+    if (validation_) require_same("dataset.validation", dataset_fingerprint(*validation_.data()));
     // One rank of each host reads more of the data.
     if (job_.local_rank == 0 || trainer_.world().rank() == 0) identity_.emplace(plan_);
     require_same("content of the data", identity_ ? identity_->sampled() : "");
@@ -377,7 +358,8 @@ class Training {
     const std::string restart = job_.restarts ? fmt::format("restart {}: ", job_.restarts) : "";
     if (start_) {
       note(load_start());
-      resumed_exceeds_bytes_ = interchange::exceeds_bytes(start_->path);
+      validation_.open(start_ ? std::optional(*start_) : std::nullopt);
+      bytes_.continue_from(start_->path);
       if (const auto& saved = start_.saved())
         saver_->continue_from(saved->step, is_own_checkpoint(plan_.folders, *saved)
                                                ? saved->path
@@ -386,6 +368,7 @@ class Training {
                        start_.text()));
       tell_changes();
     } else {
+      validation_.open(start_ ? std::optional(*start_) : std::nullopt);
       note(start_from_folder(trainer_, shown()));
       shown_no_more();
       choose_bf16_arithmetic(*device_, trainer_.control(), plan_);
@@ -450,30 +433,34 @@ class Training {
   void find_best() {
     storage::link_best(plan_.folders.checkpoint_dir);
     const auto best = storage::best_checkpoints(plan_.folders.checkpoint_dir);
-    if (!best.empty() && validation_ && best.front().samples == validation_->samples())
+    if (!best.empty() && validation_ && best.front().samples == validation_.samples())
       saver_->set_lowest_loss(best.front().loss);
   }
 
   // Reports which settings differ from those of the run that saved the checkpoint.
   void tell_changes() {
     if (!reporter_) return;
-    note(changes_text(trainer_, start_->path));
+    note(changes_text(trainer_, start_->path, validation_.samples()));
+  }
+
+  // Whether nothing has changed since the last evaluation.
+  bool evaluated() const {
+    const int64_t step = trainer_.steps_done();
+    return step == 0 || validation_.of_step(step);
   }
 
   void evaluate() {
     if (!validation_) return;
     early_end_->at(Doing::evaluation, trainer_.steps_done());
     show(fmt::format("evaluating after step {}", trainer_.steps_done()));
-    const double loss = trainer_.evaluate(*validation_);
+    const auto [loss, samples] = validation_.evaluate();
     shown_no_more();
-    evaluated_ = {.step = trainer_.steps_done(),
-                  .result = {.loss = loss, .samples = validation_->samples()}};
     if (plan_.checkpoint.keep_best > 0) {
       saver_->finish_write();  // its loss counts only if it is saved
       // NaN is not lower.
       new_best_ = trainer_.control().any(reporter_ && loss < saver_->lowest_loss());
     }
-    if (reporter_) reporter_->validation(loss, validation_->samples(), new_best_);
+    if (reporter_) reporter_->validation(loss, samples, new_best_);
     times_->pause();
   }
 
@@ -488,17 +475,14 @@ class Training {
                                    .on_saved = [this] { checkpoint_saved(); }});
   }
 
-  bool agreed_exceeds_bytes() {
-    return plan_.dataset.tokenizer.assumed && trainer_.control().any(exceeds_bytes());
-  }
-
   // Copies this step on the hosts themselves, unless a checkpoint has it.
   void copy_locally(int64_t step) {
     if (saver_->newest().step == step && !saver_->writing()) return;
     show_activity(*pulse_, Doing::save, step);
-    RunSave copy{.exceeds_bytes = agreed_exceeds_bytes(),
-                 .data = identity_ ? &*identity_ : nullptr};
-    if (evaluated_.step == step) copy.evaluation = evaluated_.result;
+    RunSave copy{.exceeds_bytes = bytes_.exceeded_on_any(trainer_.control()),
+                 .data = identity_ ? &*identity_ : nullptr,
+                 .evaluation = {.samples = validation_.samples()}};
+    if (const auto result = validation_.of_step(step)) copy.evaluation = *result;
     local_->save(copy);
     times_->pause();
   }
@@ -507,10 +491,10 @@ class Training {
   void save(bool last) {
     RunSaver::Request request{.last = last,
                               .best = new_best_,
-                              .evaluation = {},
-                              .exceeds_bytes = agreed_exceeds_bytes(),
-                              .before_commit = before_commit()};
-    if (evaluated_.step == trainer_.steps_done()) request.evaluation = evaluated_.result;
+                              .evaluation = validation_.of_step(trainer_.steps_done()),
+                              .validation_samples = validation_.samples(),
+                              .exceeds_bytes = bytes_.exceeded_on_any(trainer_.control()),
+                              .added = added_files()};
     new_best_ = false;
     saver_->save(request);
     times_->pause();
@@ -523,7 +507,7 @@ class Training {
   void checkpoint_saved() {
     if (status_) status_->at(saver_->newest().step, trainer_.last_step());
     if (plan_.checkpoint.consolidated != Consolidated::every) return;
-    consolidate({});
+    consolidate({});  // those of earlier checkpoints
     consolidated_->committed(saver_->newest().path);
     note(consolidated_->take_note());
   }
@@ -535,13 +519,10 @@ class Training {
   }
 
   // Returns what writes the Hugging Face form of a checkpoint before it is committed.
-  BeforeCommit before_commit() {
+  checkpoint::AddedFiles added_files() {
     if (plan_.checkpoint.consolidated != Consolidated::every) return {};
-    return [this](const std::filesystem::path& folder) {
-      show("writing the Hugging Face form of the checkpoint");
-      consolidated_->write(folder,
-                           fault_ ? fault_->in_save_consolidated(trainer_.steps_done()) : nullptr);
-    };
+    return consolidated_->files(fault_ ? fault_->in_save_consolidated(trainer_.steps_done())
+                                       : nullptr);
   }
 
   // Writes the Hugging Face forms that are missing: of this checkpoint, and of earlier ones whose
@@ -567,9 +548,9 @@ class Training {
   DevicePulse pulse_;
   const data::IdCheck ids_;
   std::shared_ptr<const data::Dataset> data_;
-  std::shared_ptr<const data::Dataset> validation_data_;  // null if the recipe names none
+  AssumedBytes bytes_;
   train::Trainer trainer_;
-  std::optional<data::ValidationLoader> validation_;
+  RunValidation validation_;
   std::optional<StartChoice> start_choice_;
   std::optional<EarlyEnd> early_end_;
   std::optional<RunTrace> trace_;
@@ -580,13 +561,7 @@ class Training {
   std::optional<ConsolidatedWriter> consolidated_;
   std::optional<DataIdentity> identity_;  // set on the first rank of each host
   bool profiled_ = false;                 // a rank prints the time of each operation
-  bool resumed_exceeds_bytes_ = false;    // exceeds_bytes() of the run's initial checkpoint
-  bool warned_of_bytes_ = false;
-  struct Evaluated {
-    int64_t step = 0;  // 0: none
-    ValidationResult result;
-  } evaluated_;
-  bool new_best_ = false;  // this step's loss is lower: the step must be saved
+  bool new_best_ = false;                 // this step's loss is lower: the step must be saved
   // The last members: saves in the background use the others.
   std::optional<RunSaver> saver_;
   std::optional<LocalCopies> local_;

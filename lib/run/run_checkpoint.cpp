@@ -34,16 +34,16 @@ checkpoint::SaveOptions save_options(train::Trainer& t, const std::filesystem::p
       .keep = {.newest = int(c.keep), .best = int(c.keep_best), .every = c.keep_every},
       .job = save.job,
       .recipe = t.plan().text.recipe_with_origins,
-      .before_commit = save.before_commit,
+      .added = save.added,
       .on_commit = save.on_commit};
   const checkpoint::TrainProgress progress = t.progress();
   if (progress.samples != progress.steps_done * t.plan().train.global_batch_size)
     options.state.needs_samples();
   if (save.exceeds_bytes) options.state.set(interchange::kExceedsBytes, 1);
-  if (std::isfinite(save.evaluation.loss)) {
+  if (std::isfinite(save.evaluation.loss))
     options.state.set(storage::kValidationLoss, fmt::format("{}", save.evaluation.loss));
+  if (save.evaluation.samples > 0)
     options.state.set(storage::kValidationSamples, save.evaluation.samples);
-  }
   save_bf16_arithmetic(t.device(), t.plan(), options.state);
   if (const auto tuner = gemm_tuner(t.device(), t.plan())) save_gemms(*tuner, options.state);
   if (save.data) save.data->save(options.state);
@@ -58,8 +58,9 @@ std::filesystem::path save_run(train::Trainer& t, const std::filesystem::path& r
   checkpoint::CheckpointParts parts = t.checkpoint_parts();
   if (save.show)
     parts.progress = [&, activity = fmt::format("saving step {}", t.steps_done())](
-                         std::string_view, int64_t done, int64_t total) {
-      save.show(bytes_text(activity, done, total));
+                         std::string_view what, int64_t done, int64_t total) {
+      save.show(what == "added" ? "writing the Hugging Face form of the checkpoint"
+                                : bytes_text(activity, done, total));
     };
   return save_checkpoint(parts, t.progress(), std::move(options));
 }
@@ -111,17 +112,45 @@ checkpoint::TrainProgress agreed_progress(const train::Trainer& t,
   return progress;
 }
 
-std::string changes_text(const train::Trainer& t, const std::filesystem::path& checkpoint) {
+int64_t agreed_validation_samples(const train::Trainer& t,
+                                  const std::optional<storage::CheckpointRef>& start) {
+  const int64_t steps = t.plan().validation.steps;
+  int64_t samples = steps * t.plan().train.global_batch_size;
+  if (!start || steps == 0) return samples;
+  if (t.control().rank() == 0) {
+    try {
+      const plan::SavedRun saved =
+          plan::read_saved_run(interchange::model_source(), checkpoint::saved_recipe(start->path));
+      const storage::TrainState state = checkpoint::read_state(start->path);
+      if (saved.validation_steps == steps)
+        samples = state.contains(storage::kValidationSamples)
+                      ? state.integer(storage::kValidationSamples)
+                      : steps * saved.global_batch_size;
+    } catch (const Error&) {  // a checkpoint without a recipe
+    }
+  }
+  return std::stoll(t.control().texts(std::to_string(samples))[0]);
+}
+
+std::string changes_text(const train::Trainer& t, const std::filesystem::path& checkpoint,
+                         int64_t validation_samples) {
   const plan::SavedRecipe recipe = checkpoint::saved_recipe(checkpoint);
   const int64_t step = t.steps_done(), batch = t.plan().train.global_batch_size;
   std::string text =
       plan::resume_changes(interchange::model_source(), recipe, t.plan().text.recipe);
   if (!text.empty()) text = fmt::format("changed since step {}: {}", step, text);
-  if (plan::read_saved_run(interchange::model_source(), recipe).global_batch_size != batch)
+  if (plan::read_saved_run(interchange::model_source(), recipe).global_batch_size == batch)
+    return text;
+  text += fmt::format(
+      "\nstep {} begins with sample {}, counted from 0; a step of the learning-rate schedule is "
+      "now {} samples, and {:.6g} are done",
+      step + 1, t.samples_done(), batch, double(t.progress().updated_samples) / double(batch));
+  const int64_t of_batch = t.plan().validation.steps * batch;
+  if (validation_samples > 0 && of_batch > 0 && validation_samples != of_batch)
     text += fmt::format(
-        "\nstep {} begins with sample {}, counted from 0; a step of the learning-rate schedule is "
-        "now {} samples, and {:.6g} are done",
-        step + 1, t.samples_done(), batch, double(t.progress().updated_samples) / double(batch));
+        "\na validation still has {} samples, not {}: its losses can be compared with those "
+        "before; another validation.steps changes that",
+        validation_samples, of_batch);
   return text;
 }
 

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <functional>
 #include <limits>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -16,9 +17,6 @@ namespace mtrain::run {
 
 // Receives a line for the screen, such as "reading weights 34 %"; may be empty.
 using ShowActivity = std::function<void(const std::string& text)>;
-
-// Adds files to the folder of a checkpoint before it is committed, on all ranks; may be empty.
-using BeforeCommit = std::function<void(const std::filesystem::path& folder)>;
 
 // The result of a validation.
 struct ValidationResult {
@@ -33,9 +31,10 @@ struct RunSave {
   bool exceeds_bytes = false;          // the future result of interchange::exceeds_bytes()
   const DataIdentity* data = nullptr;  // of rank 0, describes the contents of the data
   ShowActivity show = {};
-  ValidationResult evaluation = {};  // for the saved weights, if they were evaluated
+  // For the saved weights, if they were evaluated; else with the number of samples alone.
+  ValidationResult evaluation = {};
   storage::SavingJob job = {};
-  BeforeCommit before_commit = {};  // may add files to the folder; not in the background
+  checkpoint::AddedFiles added = {};  // to the checkpoint's own; may be empty
 };
 
 // Saves a checkpoint into the folder `root`. All ranks must call it; rank 0 returns the
@@ -63,9 +62,18 @@ std::string resume_run(train::Trainer& trainer, const std::filesystem::path& fol
 checkpoint::TrainProgress agreed_progress(const train::Trainer& trainer,
                                           const storage::CheckpointRef& start);
 
+// Returns how many samples each validation has: validation.steps batches, or 0, which means all of
+// the data. A run that continues with another batch, and the same validation.steps, keeps the
+// earlier number: its losses can then be compared with those before. Rank 0 reads the checkpoint
+// `start`, if there is one. All ranks must call it.
+int64_t agreed_validation_samples(const train::Trainer& trainer,
+                                  const std::optional<storage::CheckpointRef>& start);
+
 // Returns lines about the settings that differ from those of the run that saved the checkpoint,
-// which `trainer` has loaded; empty if there are none.
-std::string changes_text(const train::Trainer& trainer, const std::filesystem::path& checkpoint);
+// which `trainer` has loaded; empty if there are none. `validation_samples`: of each validation of
+// this run; 0 without validation.
+std::string changes_text(const train::Trainer& trainer, const std::filesystem::path& checkpoint,
+                         int64_t validation_samples);
 
 // Loads the weights of the Hugging Face folder model.from into a new run; without model.from it
 // does nothing. Each rank reads its own part. Throws UserError if the folder is not supported, is

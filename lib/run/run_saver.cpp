@@ -74,12 +74,13 @@ void RunSaver::save(const Request& request) {
               .loss = evaluation ? std::optional(evaluation->loss) : std::nullopt,
               .began = std::chrono::steady_clock::now()};
   lost_ = {};
-  RunSave of_run{.on_commit = moments(step),
-                 .exceeds_bytes = request.exceeds_bytes,
-                 .data = data_,
-                 .evaluation = evaluation.value_or(ValidationResult()),
-                 .job = {.id = p_.job.id, .attempt = p_.job.restarts},
-                 .before_commit = request.before_commit};
+  RunSave of_run{
+      .on_commit = moments(step),
+      .exceeds_bytes = request.exceeds_bytes,
+      .data = data_,
+      .evaluation = evaluation.value_or(ValidationResult{.samples = request.validation_samples}),
+      .job = {.id = p_.job.id, .attempt = p_.job.restarts},
+      .added = request.added};
   if (background_) {
     begin_save(p_.trainer, root_, of_run, *background_);
     if (request.last) finish_write();

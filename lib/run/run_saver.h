@@ -55,8 +55,9 @@ class RunSaver {
     bool last = false;                           // no later save of this run can replace it
     bool best = false;                           // the lowest validation loss so far: never skipped
     std::optional<ValidationResult> evaluation;  // of these weights
+    int64_t validation_samples = 0;              // of each evaluation of this run; 0: none
     bool exceeds_bytes = false;
-    BeforeCommit before_commit = {};  // not of a save in the background
+    checkpoint::AddedFiles added = {};  // to the checkpoint's own; may be empty
   };
   void save(const Request& request);
 

@@ -269,7 +269,8 @@ fs::path CheckpointWriter::commit() {
     write_manifest(temporary_, step_);
   step("sync");
   sync_tree(temporary_);
-  step("rename");
+  await_readers();
+  step("rename");  // after every wait: what the caller checks then still holds
   lease_.reset();
   move_into_place();
   step("sync root");
@@ -312,7 +313,6 @@ void CheckpointWriter::await_readers() const {
 }
 
 void CheckpointWriter::move_into_place() {
-  await_readers();
   if (::rename(temporary_.c_str(), final_.c_str()) == 0) {
     committed_ = true;
     return;

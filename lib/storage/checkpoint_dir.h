@@ -122,7 +122,8 @@ void set_latest(const std::filesystem::path& root, int64_t step);
 
 // The entry of state.json that holds the validation loss of a checkpoint's weights, if it is known.
 inline constexpr const char* kValidationLoss = "validation_loss";
-// The entry with the number of samples of that mean loss.
+// The entry with the number of samples of that mean loss. A run that measures no loss at this step
+// records how many its other evaluations have.
 inline constexpr const char* kValidationSamples = "validation_samples";
 
 // Returns the finite validation loss that a sound checkpoint holds; nothing if it has none.

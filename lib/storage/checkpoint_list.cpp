@@ -1,13 +1,12 @@
 #include "storage/checkpoint_list.h"
 
-#include <sys/stat.h>
-
 #include <algorithm>
 #include <tuple>
 
 #include "base/error.h"
 #include "storage/checkpoint_dir.h"
 #include "storage/file_sums.h"
+#include "storage/folder_measure.h"
 #include "storage/read_mark.h"
 #include "storage/temporary_checkpoint.h"
 
@@ -18,18 +17,6 @@ namespace fs = std::filesystem;
 namespace {
 
 using State = ListedCheckpoint::State;
-
-// Sets the size and the date. Files may disappear meanwhile.
-void measure(ListedCheckpoint& c) {
-  std::error_code error;
-  fs::recursive_directory_iterator it(c.path, error);
-  for (const fs::recursive_directory_iterator end; !error && it != end; it.increment(error)) {
-    struct stat info {};
-    if (::lstat(it->path().c_str(), &info) != 0 || !S_ISREG(info.st_mode)) continue;
-    c.bytes += info.st_size;
-    c.saved_at = std::max(c.saved_at, int64_t(info.st_mtim.tv_sec));
-  }
-}
 
 // Checks a folder that has the name of a checkpoint.
 void check_listed(ListedCheckpoint& c) {
@@ -62,7 +49,8 @@ std::vector<ListedCheckpoint> listed_checkpoints(const fs::path& root) {
       c.state = State::set_aside;
     else
       check_listed(c);
-    measure(c);
+    const FolderMeasure measured = measure_folder(c.path);
+    c.bytes = measured.bytes, c.saved_at = measured.newest;
     if (c.state == State::complete) c.validation_loss = validation_loss(c.path);
     all.push_back(std::move(c));
   }

@@ -99,7 +99,7 @@ std::optional<PartName> parse_part_name(std::string_view text) {
 std::string PartDescription::text() const {
   const json all = {{"step", name.step}, {"start", name.start},  {"rank", name.rank},
                     {"ranks", ranks},    {"sizes", json(sizes)}, {"sums", json(sums)},
-                    {"shards", shards}};
+                    {"shards", shards},  {"host", host}};
   const std::string rest = all.dump() + "\n";
   return content_hash(rest) + "\n" + rest;
 }
@@ -114,6 +114,7 @@ PartDescription PartDescription::parse(std::string_view text, const std::string&
     PartDescription d;
     d.name = {.step = all.at("step"), .start = all.at("start"), .rank = all.at("rank")};
     d.ranks = all.at("ranks");
+    d.host = all.value("host", "");
     d.sizes = all.at("sizes").get<std::map<std::string, int64_t>>();
     d.sums = all.at("sums").get<std::map<std::string, std::string>>();
     d.shards = all.at("shards");
@@ -138,7 +139,7 @@ PartWriter::~PartWriter() {
 }
 
 fs::path PartWriter::commit(int ranks, const std::string& shards) {
-  PartDescription d{.name = name_, .ranks = ranks, .shards = shards};
+  PartDescription d{.name = name_, .ranks = ranks, .host = host_name(), .shards = shards};
   for (const auto& entry : fs::directory_iterator(temporary_))
     d.sizes[entry.path().filename().string()] = int64_t(entry.file_size());
   for (const auto& [file, bytes] : d.sizes)
@@ -151,24 +152,38 @@ fs::path PartWriter::commit(int ranks, const std::string& shards) {
   return final_;
 }
 
+PartDescription read_part_description(const fs::path& folder) {
+  const fs::path file = folder / kPartFile;
+  return PartDescription::parse(read_file(file), file.string());
+}
+
+LocalPart read_part(const fs::path& folder) {
+  LocalPart part{.description = read_part_description(folder), .folder = folder};
+  if (part.description.name.text() != folder.filename())
+    throw RunError(fmt::format("{} describes another part", (folder / kPartFile).string()));
+  for (const auto& [name, bytes] : part.description.sizes) {
+    std::error_code error;
+    const auto size = fs::file_size(folder / name, error);
+    if (error)
+      throw RunError(
+          fmt::format("cannot look at {}: {}", (folder / name).string(), error.message()));
+    if (int64_t(size) != bytes)
+      throw RunError(fmt::format("{} has {} bytes and was saved with {}", (folder / name).string(),
+                                 size, bytes));
+  }
+  for (const auto& [name, hash] : part.description.sums)
+    if (content_hash(read_file(folder / name)) != hash)
+      throw RunError(fmt::format("{} differs from what was saved", (folder / name).string()));
+  return part;
+}
+
 std::vector<LocalPart> list_parts(const fs::path& root) {
   std::vector<LocalPart> parts;
   std::error_code error;
   for (fs::directory_iterator it(root, error), end; !error && it != end; it.increment(error)) {
-    const auto name = parse_part_name(it->path().filename().string());
-    if (!name) continue;
-    LocalPart part{.description = {}, .folder = it->path()};
+    if (!parse_part_name(it->path().filename().string())) continue;
     try {
-      const fs::path file = part.folder / kPartFile;
-      part.description = PartDescription::parse(read_file(file), file.string());
-      bool sound = part.description.name == *name;
-      for (const auto& [of_part, bytes] : part.description.sizes) {
-        std::error_code absent;
-        sound = sound && int64_t(fs::file_size(part.folder / of_part, absent)) == bytes && !absent;
-      }
-      for (const auto& [of_part, hash] : part.description.sums)
-        sound = sound && content_hash(read_file(part.folder / of_part)) == hash;
-      if (sound) parts.push_back(std::move(part));
+      parts.push_back(read_part(it->path()));
     } catch (const Error&) {  // the part is not complete
     }
   }

@@ -26,6 +26,7 @@ std::optional<PartName> parse_part_name(std::string_view text);
 struct PartDescription {
   PartName name;
   int ranks = 1;                            // of the job
+  std::string host;                         // of the rank; empty: an earlier version wrote it
   std::string shards;                       // checkpoint::shards_text() of the rank's files
   std::map<std::string, int64_t> sizes;     // of all files
   std::map<std::string, std::string> sums;  // hashes of files without a .sums file: state.json
@@ -59,6 +60,13 @@ class PartWriter {
   std::filesystem::path temporary_, final_;
   bool committed_ = false;
 };
+
+// Returns the description of the part in `folder`. Throws RunError or UserError, which name the
+// file.
+PartDescription read_part_description(const std::filesystem::path& folder);
+// Returns the part in `folder`. Throws errors as well if a file is missing, has another size, or is
+// a small one with other content.
+LocalPart read_part(const std::filesystem::path& folder);
 
 // Returns the complete parts in `root`: those whose files have their sizes, and the small ones
 // their content. Skips everything else.

@@ -9,6 +9,7 @@
 #include "base/json.h"
 #include "storage/file_sums.h"
 #include "storage/manifest_json.h"
+#include "storage/new_folder.h"
 
 namespace mtrain::storage {
 
@@ -37,7 +38,8 @@ std::vector<std::string> files_in(const fs::path& folder) {
   std::error_code error;
   fs::recursive_directory_iterator it(folder, error);
   for (const fs::recursive_directory_iterator end; !error && it != end; it.increment(error)) {
-    if (it.depth() == 0 && it->path().filename() == kConsolidated) it.disable_recursion_pending();
+    if (it.depth() == 0 && is_consolidated(it->path().filename().string()))
+      it.disable_recursion_pending();
     if (it->is_regular_file(error))
       found.push_back(it->path().lexically_relative(folder).generic_string());
     if (error && error != std::errc::no_such_file_or_directory) break;
@@ -171,6 +173,12 @@ void write_with_checksum(const fs::path& path, json manifest) {
   const std::string key = checksum_key();
   text.replace(text.find(key) + key.size(), kNoDigits.size(), content_hash(text));
   write_file_atomic(path, text);
+}
+
+bool is_consolidated(std::string_view name) {
+  if (!name.starts_with(kConsolidated)) return false;
+  const auto rest = name.substr(std::string_view(kConsolidated).size());
+  return rest.empty() || rest.starts_with(NewFolder::kTemporary);
 }
 
 fs::path manifest_path(const fs::path& folder) {

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <map>
 #include <string>
+#include <string_view>
 
 namespace mtrain::storage {
 
@@ -16,6 +17,8 @@ inline constexpr const char *kManifest = "manifest.json", *kIndexJson = "index.j
 inline constexpr const char* kRecipeCopy = "recipe.yaml";
 // The folder in a checkpoint with its model for transformers. No manifest lists its files.
 inline constexpr const char* kConsolidated = "consolidated";
+// Whether the folder has this name, or is the temporary one of such a folder.
+bool is_consolidated(std::string_view name);
 
 struct Manifest {
   int64_t step = 0;

@@ -18,8 +18,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr const char* kTemporary = ".tmp-";  // then <pid>-<host>
-
 // Returns a path whose last part is a name: "out" of "out/".
 fs::path without_slash(const fs::path& path) {
   const fs::path normal = path.lexically_normal();
@@ -38,7 +36,9 @@ RunError cannot(const char* verb, const fs::path& path, int error) {
 
 // Removes the temporary folders of `final_path` that dead processes of this host have left.
 void remove_stale_folders(const fs::path& final_path) {
-  const std::string begin = final_path.filename().string() + kTemporary, end = "-" + host_name();
+  const std::string begin =
+                        fmt::format("{}{}", final_path.filename().string(), NewFolder::kTemporary),
+                    end = "-" + host_name();
   std::vector<fs::path> stale;
   std::error_code error;
   for (fs::directory_iterator it(folder_of(final_path), error), last; !error && it != last;
@@ -84,8 +84,9 @@ NewFolder::NewFolder(const fs::path& final_path)
   remove_stale_folders(final_);  // first, since their space may be needed
   std::error_code error;
   fs::remove_all(path_, error);  // left by an earlier process with this id
-  fs::create_directory(path_, error);
-  if (error) throw cannot("create", path_, error.value());
+  // Files that cannot be removed must not get the new folder's name.
+  const bool created = fs::create_directory(path_, error);
+  if (error || !created) throw cannot("create", path_, error ? error.value() : EEXIST);
 }
 
 NewFolder::~NewFolder() {

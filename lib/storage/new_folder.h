@@ -1,6 +1,7 @@
 // A folder that appears under its name completely or not at all.
 #pragma once
 #include <filesystem>
+#include <string_view>
 
 namespace mtrain::storage {
 
@@ -10,13 +11,16 @@ namespace mtrain::storage {
 class NewFolder {
  public:
   // Throws UserError if the path exists and is not an empty folder. Throws RunError if the
-  // temporary folder cannot be made.
+  // temporary folder cannot be made, or an earlier one of this name cannot be removed.
   explicit NewFolder(const std::filesystem::path& final_path);
   ~NewFolder();
   NewFolder(const NewFolder&) = delete;
   NewFolder& operator=(const NewFolder&) = delete;
 
   const std::filesystem::path& path() const { return path_; }
+
+  // In the name of the temporary folder, after that of the new one.
+  static constexpr std::string_view kTemporary = ".tmp-";
 
   // Makes the folder and all files in it durable under the final name. Throws RunError, and changes
   // nothing under that name, if another file has got the name since, or the disk fails.

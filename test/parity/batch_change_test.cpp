@@ -7,6 +7,7 @@
 #include "run/run_checkpoint.h"
 #include "storage/checkpoint_dir.h"
 #include "test/support/damage_testing.h"
+#include "test/support/run_lab.h"
 #include "test/support/temporary_folder.h"
 #include "train_ranks.h"
 
@@ -202,6 +203,63 @@ TEST_CASE("numbers of samples that no training has are damage") {
   const auto progress = checkpoint::read_progress(interchange::model_source(), from);
   CHECK((progress.steps_done == 3 && progress.updates == 2));
   CHECK((progress.samples == 12 && progress.updated_samples == 9));
+}
+
+TEST_CASE("a changed batch changes neither the validation's samples nor the best checkpoints") {
+  const Lab lab;
+  const fs::path root = lab / "a/checkpoints";
+  // With such a rate all losses over the same samples are equal, and the first step stays the best.
+  const Changes common{"dataset.validation=" + (lab / "b").string(),
+                       "validation.every_steps=2",
+                       "checkpoint.keep_best=1",
+                       "checkpoint.keep=1",
+                       "optimizer.lr=1e-30",
+                       "train.micro_batch_size=1"};
+  struct Row {
+    const char* what;
+    int64_t steps, batch, validation_steps;
+    int64_t samples, best;  // expected
+  };
+  for (const Row& row : std::vector<Row>{{"the start", 4, 2, 3, 6, 2},
+                                         {"another batch", 8, 5, 3, 6, 2},
+                                         {"the same batch again", 10, 5, 3, 6, 2},
+                                         {"a third batch", 12, 3, 3, 6, 2},
+                                         {"another number of batches", 16, 3, 4, 12, 14},
+                                         {"the first batch", 18, 2, 4, 12, 14}}) {
+    INFO(row.what);
+    lab.train("a", with(common, {fmt::format("train.steps={}", row.steps), batch_of(row.batch),
+                                 fmt::format("validation.steps={}", row.validation_steps),
+                                 row.steps == 4 ? "train.log_every=1" : "checkpoint.load=latest"}));
+    const auto state = storage::TrainState::load(newest(root) / "state.json");
+    CHECK(state.integer("step") == row.steps);
+    CHECK(state.integer(storage::kValidationSamples) == row.samples);
+    CHECK(storage::named_steps(root).best == row.best);
+    CHECK(fs::exists(root / storage::step_name(row.best)));
+  }
+  const std::string log = read_file(lab / "a/log.txt");
+  CHECK_THAT(log, Contains("a validation still has 6 samples, not 15: "));
+  CHECK_THAT(log, Contains("a validation still has 6 samples, not 9: "));
+  CHECK_THAT(log, Contains("a validation still has 12 samples, not 8: "));
+  CHECK_THAT(log, !Contains("still has 6 samples, not 12"));
+}
+
+TEST_CASE("a checkpoint of an earlier version gives the validation's samples by its recipe") {
+  const Lab lab;
+  const Changes common{"dataset.validation=" + (lab / "b").string(), "validation.steps=3"};
+  lab.train("a", common);
+  const fs::path from = lab.step("a", 2);
+  nlohmann::json state = nlohmann::json::parse(read_file(from / "state.json"));
+  CHECK(state["values"].erase(storage::kValidationSamples) == 1);
+  write_file_atomic(from / "state.json", state.dump());
+  seal_again(from, 2);
+  lab.train("b", with(common, {batch_of(4), lab.load("a", 2)}));
+  CHECK(storage::TrainState::load(lab.step("b", 4) / "state.json")
+            .integer(storage::kValidationSamples) == 6);
+  // Of a run without validation there is nothing to keep.
+  lab.train("none");
+  lab.train("c", with(common, {batch_of(4), lab.load("none", 2)}));
+  CHECK(storage::TrainState::load(lab.step("c", 4) / "state.json")
+            .integer(storage::kValidationSamples) == 12);
 }
 
 }  // namespace parity_batch_change_test

@@ -14,6 +14,7 @@
 #include "run/consolidated_writer.h"
 #include "storage/checkpoint_dir.h"
 #include "storage/checkpoint_tensors.h"
+#include "storage/manifest.h"
 #include "test/support/damage_testing.h"
 #include "test/support/run_lab.h"
 #include "train/build_trainer.h"
@@ -125,7 +126,13 @@ TEST_CASE("a Hugging Face folder that cannot be written does not affect the chec
   comm::World world = comm::World::alone();
   const comm::HostCollectives control(world, *device);
   run::ConsolidatedWriter writer(control);
-  writer.write(step, [] { throw RunError("the disk is full"); });  // with a warning
+  int pieces = 0;
+  add_files(control, step, writer.files([&] {  // with a warning
+    ++pieces;
+    CHECK_FALSE(fs::exists(step / "consolidated"));
+    throw RunError("the disk is full");
+  }));
+  CHECK(pieces == 1);
   CHECK(files_of(step) == before);
   CHECK(storage::complete_checkpoint(step));
   writer.committed(step);
@@ -162,15 +169,76 @@ TEST_CASE("ranks that share a Hugging Face folder write the bytes of an export")
     for (const int ranks : {1, 4}) {
       INFO(row.name << ", " << ranks << " ranks");
       const fs::path folder = lab / fmt::format("{}-{}", row.name, ranks);
+      fs::create_directory(folder);
+      const std::string contents = interchange::plan_consolidated(step, folder, options);
+      CHECK(fs::is_empty(folder));
       std::optional<interchange::Exported> done;
       for (int rank = ranks - 1; rank >= 0; --rank) {
-        done = interchange::write_consolidated(step, folder, {rank, ranks}, options);
+        done = interchange::write_consolidated(step, folder, contents, {rank, ranks}, options);
         CHECK((files_of(folder).size() < wanted.size()) == (rank > 0));
       }
       interchange::await_consolidated(folder, *done);
       CHECK(files_of(folder) == wanted);
     }
   }
+}
+
+TEST_CASE("only the host of rank 0 needs the folder from which the model came") {
+  const Lab lab;
+  const fs::path from = lab / "from", away = lab / "away";
+  lab.train("base");
+  interchange::export_hf(lab.step("base", 4), from, {.dtype = DType::bf16});
+  write_file_atomic(from / "special_tokens_map.json", "{ }\n");
+  lab.train("a", {"model.from=" + from.string()});
+  const fs::path step = lab.step("a", 4), exported = lab / "export";
+  const interchange::ExportOptions options{.max_shard_bytes = 5'000};
+  REQUIRE(interchange::export_hf(step, exported, options).files > 2);
+  const auto wanted = files_of(exported);
+  CHECK_THAT(wanted.at("config.json"), Contains("bfloat16"));
+  constexpr int kRanks = 3;
+  // On the other hosts there is no such folder, or one with other types of tensors.
+  for (const bool other : {false, true}) {
+    CAPTURE(other);
+    const fs::path folder = lab / (other ? "other" : "absent");
+    fs::create_directory(folder);
+    const std::string contents = interchange::plan_consolidated(step, folder, options);
+    for (int rank = kRanks - 1; rank >= 0; --rank) {
+      if (rank == kRanks - 1) {
+        fs::rename(from, away);
+        if (other) interchange::export_hf(lab.step("base", 2), from, {});
+      } else if (rank == 0) {
+        fs::remove_all(from);
+        fs::rename(away, from);
+      }
+      interchange::write_consolidated(step, folder, contents, {rank, kRanks}, options);
+    }
+    CHECK(files_of(folder) == wanted);
+  }
+}
+
+TEST_CASE("a Hugging Face folder that could not be removed is not part of the checkpoint") {
+  const Lab lab;
+  lab.train("a");
+  const fs::path step = lab.step("a", 4);
+  const auto device = Device::cpu(1);
+  comm::World world = comm::World::alone();
+  const comm::HostCollectives control(world, *device);
+  run::ConsolidatedWriter writer(control);
+  storage::CheckpointWriter save(lab / "again", 4);
+  fs::copy(step, save.folder(), fs::copy_options::recursive);
+  // What is left if neither the form can be written nor its folder be removed.
+  const fs::path left = save.folder() / "consolidated.tmp-7-some-host";
+  fs::create_directory(left);
+  write_file_atomic(left / "model.safetensors", "a part");
+  save.set_index(read_index(step, storage::read_manifest(step)), {});
+  const fs::path again = save.commit();
+  CHECK(storage::read_manifest(again).sizes == storage::read_manifest(step).sizes);
+  REQUIRE(fs::exists(again / left.filename()));
+  writer.complete(again);
+  CHECK_FALSE(fs::exists(again / left.filename()));
+  CHECK(storage::complete_checkpoint(again));
+  interchange::export_hf(again, lab / "export", {});
+  CHECK(files_of(again / "consolidated") == files_of(lab / "export"));
 }
 
 TEST_CASE("weights that are not finite have no Hugging Face folder, and are named") {

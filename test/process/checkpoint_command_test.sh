@@ -76,6 +76,22 @@ expect "diff of a bad block" 1 "is damaged" -- diff "$step" "$run"
 truncate -s 10 "$step/weights-00000.safetensors"
 expect "list of a damaged one" 0 damaged "weights-00000.safetensors is damaged: it has 10 bytes" -- list "$run"
 
+# Copies stay if no checkpoint has their step. A part that another host wrote is its replica.
+mkdir "$work/local"
+"$mtrain" --recipe "$work/r.yaml" "train.run_dir=$work/copied" train.steps=3 "checkpoint={every_steps: 0, at_end: false, keep_best: 0, local: $work/local}" \
+  >"$work/out" 2>&1 || fail "a run with local copies"
+copies=$(echo "$work/local/$(uname -n)"/copied-*)
+expect "list of local copies" 0 "replica of" "0 of 1" complete "step 2: all 1 parts are here" -- list "$work/local"
+cp "$work/out" "$work/list"
+expect "list of a host's copies" 0 -- list "$work/local/$(uname -n)"
+cmp -s "$work/out" "$work/list" || fail "list: the copies of a host differ"
+expect "list of a run's copies" 0 -- list "$copies/"
+cmp -s "$work/out" "$work/list" || fail "list: the copies of a run differ"
+mv "$work/local/$(uname -n)" "$work/local/other-host"
+expect "list of a replica" 0 "other-host" "$(uname -n)" -- list "$work/local"
+truncate -s 10 "$work/local"/other-host/copied-*/step-00000002.*/weights-00000.safetensors
+expect "list of a damaged copy" 0 damaged "weights-00000.safetensors has 10 bytes" "step 2: 0 of 1 parts are here" -- list "$work/local"
+
 expect "prune without a rule" 2 "no rule says what to keep" hint -- prune "$run"
 expect "prune to 0" 2 "--keep" -- prune "$run" --keep 0
 before=$(names)

@@ -2,7 +2,8 @@
 // faults, one in a line:
 //   <calls> <number of the error> <part of the path> [<rank>]
 // <calls> has a letter for each kind of call that fails: o opens a file, c creates one, m makes a
-// folder, w writes, r reads, n renames. A test changes the file while programs run; without the
+// folder, w writes, r reads, n renames, d deletes. With -1 as its number the call does not fail: it
+// waits as long as the file has the line. A test changes the file while programs run; without the
 // file nothing fails.
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -15,11 +16,12 @@
 #include <string.h>
 #include <sys/syscall.h>
 #include <sys/types.h>
+#include <time.h>
 #include <unistd.h>
 
-// Returns the error of this call; 0: none. Calls the kernel, since the functions below are
+// Returns the number of this call's fault; 0: none. Calls the kernel, since the functions below are
 // replaced.
-static int fault(char call, const char* path) {
+static int listed_fault(char call, const char* path) {
   const char *list = getenv("MTRAIN_FAILING_FILES"), *own = getenv("RANK");
   char text[4096] = "", calls[16], part[512], rank[16];
   if (!list || !path || strcmp(path, list) == 0) return 0;
@@ -36,6 +38,14 @@ static int fault(char call, const char* path) {
     if (fields == 3 || (own && strcmp(own, rank) == 0)) return error;
   }
   return 0;
+}
+
+// Returns the error of this call, after a wait if there is one; 0: none.
+static int fault(char call, const char* path) {
+  const struct timespec pause = {0, 20 * 1000 * 1000};
+  int error = 0;
+  while ((error = listed_fault(call, path)) == -1) nanosleep(&pause, NULL);
+  return error;
 }
 
 static int fault_of_fd(char call, int fd) {
@@ -88,6 +98,11 @@ int rename(const char* from, const char* to) {
   NEXT(rename);
   FAIL_IF(fault('n', from));
   return next(from, to);
+}
+int unlinkat(int folder, const char* path, int flags) {
+  NEXT(unlinkat);
+  FAIL_IF(fault('d', path));
+  return next(folder, path, flags);
 }
 ssize_t write(int fd, const void* data, size_t bytes) {
   NEXT(write);

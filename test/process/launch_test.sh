@@ -237,7 +237,7 @@ ends "a kill while a form is written" 1 15
 grep -qE "rank 0 \(pid [0-9]+\) was killed by signal 9" "$work/out" || fail "a kill while a form is written is not named"
 none_left hf_killed
 cut=$work/hf_killed/checkpoints/step-00000003
-[[ ! -e $cut ]] && compgen -G "$cut.tmp-*/consolidated" >/dev/null ||
+[[ ! -e $cut ]] && compgen -G "$cut.tmp-*/consolidated.tmp-*" >/dev/null ||
   fail "a kill while a form is written left $(ls "$work/hf_killed/checkpoints")"
 [[ -e $work/hf_killed/checkpoints/step-00000002/consolidated/config.json ]] || fail "the form before the kill is gone"
 start hf_killed 3 train.steps=4 train.global_batch_size=6 checkpoint.every_steps=1 checkpoint.save_consolidated=every \

@@ -159,6 +159,62 @@ for ranks in 1 2; do
   rm -rf "$work/whole2" "$work/copy2"
 done
 
+# --- a second signal while a save is being written in the background: the checkpoint before it stays ---
+for ranks in 1 2; do
+  what="$ranks ranks, a second signal"
+  rm -rf "$work/run"
+  echo "w -1 step-00000003.tmp" >"$work/faults"
+  if ((ranks == 1)); then program=("$mtrain"); else program=("$launch" --nproc_per_node=2); fi
+  LD_PRELOAD=$library "${program[@]}" --recipe "$work/r.yaml" "train.run_dir=$work/run" distributed.strategy=fsdp2 \
+    checkpoint.async=true train.steps=100000 >"$work/out" 2>&1 &
+  pid=$!
+  for ((i = 0; i < 600; i++)); do compgen -G "$work/run/checkpoints/step-00000003.tmp-*" >/dev/null && break || sleep 0.05; done
+  sleep 0.3  # training continues until its next save
+  kill -TERM $pid
+  sleep 1.5
+  kill -0 $pid 2>/dev/null || fail "$what: the first signal does not wait for the write"
+  kill -TERM $pid
+  for ((i = 0; i < 100; i++)); do kill -0 $pid 2>/dev/null && sleep 0.05 || break; done
+  kill -0 $pid 2>/dev/null && fail "$what: it waits for the write"
+  rm -f "$work/faults"
+  wait $pid
+  code=$?
+  expect_code "$what" 143
+  expect_text "$what" "the last $( ((ranks == 1)) || echo "complete ")checkpoint is $work/run/checkpoints/step-00000002"
+  expect_steps "$what" run "1 2 $(cd "$work/run/checkpoints" && compgen -G 'step-00000003.tmp-*' | sed 's/step-0*//') "
+  [[ $(cat "$work/run/checkpoints/latest") == step-00000002 ]] || fail "$what: latest is not step 2"
+  "$mtrain" checkpoint verify "$work/run/checkpoints/step-00000002" >"$work/out" 2>&1 || fail "$what: step 2 is damaged"
+  train "$ranks" run checkpoint.load=latest
+  expect_code "$what, the next start" 0
+  expect_text "$what, the next start" "continuing after step 2"
+  expect_steps "$what, the next start" run "1 2 3 4 5 6 "
+  expect_no_leftovers "$what, the next start" run
+  [[ $(losses run | tr -d ' ' | tr ',' '\n' | tail -n 4) == $(echo "$expected" | tr -d ' ' | tr ',' '\n' | tail -n 4) || $ranks != 1 ]] ||
+    fail "$what: other losses"
+done
+
+# --- a Hugging Face form that can neither be written nor removed is made again with the next save ---
+for ranks in 1 2; do
+  what="$ranks ranks, a form that stays"
+  rm -rf "$work/run"
+  consolidated=$work/run/checkpoints/step-00000003/consolidated
+  printf 'w %d /consolidated.tmp-\nd %d model.safetensors\n' $EIO $EIO >"$work/faults"
+  LD_PRELOAD=$library "$launch" --nproc_per_node="$ranks" --recipe "$work/r.yaml" "train.run_dir=$work/run" train.steps=3 \
+    checkpoint.every_steps=0 checkpoint.save_consolidated=every >"$work/out" 2>&1
+  code=$?
+  expect_code "$what" 0
+  expect_text "$what" "for transformers; the checkpoint itself is complete"
+  [[ ! -e $consolidated ]] || fail "$what: it has the name of a complete one"
+  rm -f "$work/faults"
+  "$mtrain" checkpoint verify "${consolidated%/*}" >"$work/out" 2>&1 || fail "$what: the checkpoint is damaged"
+  train "$ranks" run checkpoint.load=latest train.steps=3 checkpoint.every_steps=0 checkpoint.save_consolidated=every
+  expect_code "$what, the next start" 0
+  "$mtrain" export hf "${consolidated%/*}" --output "$work/export" >/dev/null || fail "$what: no export"
+  diff -r "$consolidated" "$work/export" >/dev/null || fail "$what: it is not an export"
+  rm -rf "$work/export"
+  expect_no_leftovers "$what, the next start" run
+done
+
 # --- the folder of checkpoints disappears under a run: it is made again ---
 rm -rf "$work/run"
 LD_PRELOAD=$library "$mtrain" --recipe "$work/r.yaml" "train.run_dir=$work/run" train.steps=100000 checkpoint.every_steps=5 \
@@ -184,6 +240,17 @@ if mount -t tmpfs -o size=2m tmpfs "$work/disk" 2>/dev/null; then
   mount -o remount,size=64m "$work/disk"
   train 2 small "checkpoint.dir=$work/disk/checkpoints" model.hidden_size=64 model.ffn_hidden_size=128 checkpoint.load=latest
   expect_code "a larger disk" 0
+  # --- space for a checkpoint, but not for its Hugging Face form as well ---
+  rm -rf "$work/disk/checkpoints" "$work/small"
+  mount -o remount,size=4m "$work/disk"
+  train 2 small "checkpoint.dir=$work/disk/checkpoints" model.hidden_size=128 model.ffn_hidden_size=256 checkpoint.keep=1 \
+    checkpoint.every_steps=0 checkpoint.save_consolidated=final
+  expect_code "a disk without space for a form" 0
+  expect_text "a disk without space for a form" "the checkpoint itself is complete: rank 0: "
+  expect_text "a disk without space for a form" "of free space, and a checkpoint needs"
+  [[ -e $work/disk/checkpoints/step-00000006/index.json ]] || fail "a disk without space for a form: no checkpoint"
+  find "$work/disk" -name 'consolidated*' | grep -q . && fail "a disk without space for a form: leftovers"
+  rm -rf "$work/disk/checkpoints"
   # --- full for a while ---
   rm -rf "$work/disk/checkpoints"
   mount -o remount,size=4m "$work/disk"

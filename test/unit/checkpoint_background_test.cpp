@@ -201,4 +201,64 @@ TEST_CASE("a thread that fails for another reason than its files ends its rank")
   CHECK(names_in(root / "saves").empty());
 }
 
+TEST_CASE("files are added after rank 0 has decided, and before the checkpoint has its name") {
+  for (const bool background : {false, true})
+    for (const std::string fails : {"nothing", "begin", "write", "end"}) {
+      CAPTURE(background, fails);
+      const TemporaryFolder root;
+      std::mutex mutex;
+      std::vector<std::string> order, errors;
+      const auto record = [&](const std::string& what, bool here) {
+        const std::lock_guard lock(mutex);
+        order.push_back(what);
+        if (here && fails == what) throw RunError("no " + what);
+      };
+      run_ranks(3, "thread", [&](TestRank& rank) {
+        train::Trainer t = make_trainer(rank.device, recipe(3, kFsdp2),
+                                        std::make_shared<CountingData>(), rank.world);
+        checkpoint::BackgroundSaver saver(rank.device, t.checkpoint_parts(), rank.world.mailbox());
+        t.step();
+        const checkpoint::AddedFiles added{
+            .begin =
+                [&](const fs::path& folder) {
+                  CHECK(rank.rank() == 0);
+                  CHECK(fs::exists(folder / "index.json"));
+                  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+                  record("begin", true);
+                  return std::string("decided");
+                },
+            .write =
+                [&](const fs::path& folder, const std::string& text,
+                    const std::function<void()>& meanwhile) {
+                  CHECK(text == "decided");
+                  meanwhile();
+                  write_file_atomic(folder / fmt::format("added-{}", rank.rank()), text);
+                  record("write", rank.rank() == 1);
+                },
+            .end =
+                [&] {
+                  CHECK(rank.rank() == 0);
+                  CHECK_FALSE(fs::exists(root / "saves/step-00000001"));
+                  record("end", true);
+                },
+            .failed = [&](const std::string& error) { errors.push_back(error); }};
+        if (background) {
+          run::begin_save(t, root / "saves", {.added = added}, saver);
+          t.step();
+          finish(t, saver);
+        } else {
+          run::save_run(t, root / "saves", {.added = added});
+        }
+      });
+      using Order = std::vector<std::string>;
+      const Order all{"begin", "write", "write", "write", "end"};
+      const size_t made = fails == "begin" ? 1 : fails == "write" ? 4 : 5;
+      CHECK(order == Order(all.begin(), all.begin() + int64_t(made)));
+      REQUIRE(errors.size() == size_t(fails != "nothing"));
+      if (fails != "nothing")
+        CHECK(errors[0] == fmt::format("rank {}: no {}", fails == "write" ? 1 : 0, fails));
+      CHECK(storage::complete_checkpoint(root / "saves/step-00000001"));
+    }
+}
+
 }  // namespace checkpoint_background_test

@@ -381,7 +381,7 @@ TEST_CASE("a Hugging Face form that cannot be written is a warning, and is writt
   const comm::HostCollectives control(world, *device);
   run::ConsolidatedWriter writer(control);
   const fs::path first = lab.step("a", 2), second = lab.step("a", 4);
-  writer.write(first, [] { throw RunError("the disk is full"); });
+  add_files(control, first, writer.files([] { throw RunError("the disk is full"); }));
   writer.committed(first);
   CHECK(writer.take_note().empty());
   CHECK_FALSE(fs::exists(first / "consolidated"));

@@ -4,13 +4,10 @@
 #include "interchange/export.h"
 #include "interchange/hf_folder.h"
 #include "interchange/import.h"
-#include "run/run_checkpoint.h"
 #include "storage/reshard_checkpoint.h"
 #include "storage/verify_checkpoint.h"
-#include "test/support/checkpoint_testing.h"
-#include "test/support/comm_testing.h"
+#include "test/support/saved_training.h"
 #include "test/support/temporary_folder.h"
-#include "test/support/train_testing.h"
 
 namespace checkpoint_reshard_test {
 
@@ -21,29 +18,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// Makes steps from a checkpoint, or from the start. Saves them if `to` is given; returns the
-// losses.
-std::vector<double> train(const Changes& changes, int ranks, int steps, const fs::path& from,
-                          const fs::path& to) {
-  const Recipe r =
-      tiny(with({"train.micro_batch_size=1", "train.global_batch_size=12"}, changes), ranks);
-  std::vector<double> losses;
-  run_ranks(ranks, "thread", [&](TestRank& rank) {
-    train::Trainer t = make_trainer(rank.device, r, std::make_shared<CountingData>(), rank.world);
-    if (!from.empty()) run::resume_run(t, from);
-    std::vector<double> own;
-    for (int i = 0; i < steps; ++i) own.push_back(t.step().loss);
-    if (!to.empty()) run::save_run(t, to);
-    if (rank.rank() == 0) losses = own;
-  });
-  return losses;
-}
-
-fs::path newest(const fs::path& folder) {
-  const auto found = storage::find_latest(folder);
-  REQUIRE(found);
-  return found->path;
-}
+const Changes kSmallBatch{"train.global_batch_size=12"};
 
 std::map<std::string, std::string> contents(const fs::path& folder) {
   std::map<std::string, std::string> files;
@@ -51,11 +26,6 @@ std::map<std::string, std::string> contents(const fs::path& folder) {
     if (entry.is_regular_file())
       files[entry.path().lexically_relative(folder).string()] = read_file(entry.path());
   return files;
-}
-
-bool same(const fs::path& a, const fs::path& b) {
-  return same_tensors(a, b, storage::TensorSet::weights) &&
-         same_tensors(a, b, storage::TensorSet::optimizer);
 }
 
 std::map<std::string, DType> types_of(const fs::path& checkpoint, storage::TensorSet set) {
@@ -68,38 +38,32 @@ std::map<std::string, DType> types_of(const fs::path& checkpoint, storage::Tenso
 }  // namespace
 
 TEST_CASE("a checkpoint in any number of files has the same tensors, and trains as before") {
-  struct Row {
-    const char* name;
-    int ranks;
-    Changes changes;
+  struct Row : SavedLayout {
     bool format_1 = false;
   };
   for (const Row& row : std::vector<Row>{
-           {"fsdp", 4, kFsdp2},
-           {"one rank", 1, {}},
-           {"format 1", 1, {}, true},
-           {"tied and bf16", 2,
-            with(kFsdp2, {"model.share_embeddings_and_output_weights=true",
-                          "mixed_precision.name=bf16_mixed", "optimizer.master_weights=false"})},
-           {"moments in bf16", 2, with(kFsdp2, {"optimizer.moments=bf16"})},
-           {"experts",
-            2,
-            {"model.moe.num_experts=4", "model.moe.router_topk=2", "model.moe.ffn_hidden_size=24",
-             "model.moe.load_balancing_type=none", "distributed.ep_size=2"}}}) {
+           {{"fsdp", 4, kFsdp2}},
+           {{"one rank", 1}},
+           {{"format 1", 1}, true},
+           {{"tied and bf16", 2,
+             with(kFsdp2, {"model.share_embeddings_and_output_weights=true",
+                           "mixed_precision.name=bf16_mixed", "optimizer.master_weights=false"})}},
+           {{"moments in bf16", 2, with(kFsdp2, {"optimizer.moments=bf16"})}},
+           {{"experts", 2, with(kSavedExperts, {"distributed.ep_size=2"})}}}) {
     const TemporaryFolder folder;
-    const auto straight = train(row.changes, row.ranks, 3, {}, {});
-    train(row.changes, row.ranks, 2, {}, folder / "run");
-    const fs::path source = newest(folder / "run");
+    const auto straight = train_and_save(kSmallBatch, row, 3, {}, {});
+    train_and_save(kSmallBatch, row, 2, {}, folder / "run");
+    const fs::path source = saved_in(folder / "run");
     if (row.format_1) make_format_1(source, 2);
     const auto before = contents(source);
     for (const int files : {1, 3, 16}) {
       INFO(row.name << ", " << files << " files");
       const fs::path output = folder / std::to_string(files);
       const storage::Resharded made = storage::reshard_checkpoint(source, output, {.files = files});
-      CHECK(made.checkpoint == newest(output));
+      CHECK(made.checkpoint == saved_in(output));
       CHECK((made.step == 2 && made.files == 2 * files));
       CHECK(storage::verify_checkpoint(made.checkpoint).faults.empty());
-      CHECK(same(source, made.checkpoint));
+      CHECK(same_training(source, made.checkpoint));
       for (const auto set : {storage::TensorSet::weights, storage::TensorSet::optimizer})
         CHECK(types_of(source, set) == types_of(made.checkpoint, set));
       for (const char* name : {"state.json", "recipe.yaml"})
@@ -114,11 +78,11 @@ TEST_CASE("a checkpoint in any number of files has the same tensors, and trains 
         least = std::min(least, bytes), most = std::max(most, bytes);
       }
       CHECK(most - least <= 8);
-      CHECK(train(row.changes, row.ranks, 1, made.checkpoint, {})[0] == straight[2]);
+      CHECK(train_and_save(kSmallBatch, row, 1, made.checkpoint, {})[0] == straight[2]);
       // And back into one of the first kind.
       const auto back = storage::reshard_checkpoint(
           made.checkpoint, folder / ("b" + std::to_string(files)), {.files = row.ranks});
-      CHECK(same(source, back.checkpoint));
+      CHECK(same_training(source, back.checkpoint));
     }
     CHECK(contents(source) == before);
   }
@@ -139,8 +103,8 @@ TEST_CASE("an imported model keeps its types and its other files in other files"
 
 TEST_CASE("what cannot be written again leaves nothing, and the source as it was") {
   const TemporaryFolder folder;
-  train({}, 1, 1, {}, folder / "run");
-  const fs::path source = newest(folder / "run");
+  train_and_save(kSmallBatch, {"one", 1}, 1, {}, folder / "run");
+  const fs::path source = saved_in(folder / "run");
   const auto before = contents(source);
   const auto left = [&] {
     int entries = 0;

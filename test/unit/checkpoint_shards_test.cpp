@@ -7,11 +7,8 @@
 
 #include "checkpoint/ranks_together.h"
 #include "checkpoint/shard_writer.h"
-#include "run/run_checkpoint.h"
-#include "test/support/checkpoint_testing.h"
-#include "test/support/comm_testing.h"
+#include "test/support/saved_training.h"
 #include "test/support/temporary_folder.h"
-#include "test/support/train_testing.h"
 
 namespace checkpoint_shards_test {
 
@@ -22,56 +19,18 @@ namespace fs = std::filesystem;
 
 namespace {
 
-struct Layout {
-  const char* name;
-  int ranks;
-  Changes changes;
-};
-
 const Changes kPipelined{"distributed.pp_size=2", "distributed.pipeline.pp_schedule=1f1b"},
     kReplicated{"distributed.strategy=megatron_ddp", "ddp.use_distributed_optimizer=false"},
     kReplicas{"distributed.strategy=fsdp2", "distributed.dp_replicate_size=2"},
     kTied{"model.share_embeddings_and_output_weights=true"},
-    kBf16{"mixed_precision.name=bf16_mixed"},
-    kExperts{"model.moe.num_experts=4", "model.moe.router_topk=2", "model.moe.ffn_hidden_size=24",
-             "model.moe.load_balancing_type=none"};
-
-// Makes `steps` steps from a checkpoint, or from the start, and saves. Returns the losses.
-std::vector<double> train_and_save(const Changes& model, const Layout& l, int steps,
-                                   const fs::path& from, const fs::path& to) {
-  const Recipe r =
-      tiny(with({"train.global_batch_size=24", "train.micro_batch_size=1", "model.num_layers=4"},
-                with(model, l.changes)),
-           l.ranks);
-  std::vector<double> losses;
-  run_ranks(l.ranks, "thread", [&](TestRank& rank) {
-    train::Trainer t = make_trainer(rank.device, r, std::make_shared<CountingData>(), rank.world);
-    if (!from.empty()) run::resume_run(t, from);
-    std::vector<double> own;
-    for (int i = 0; i < steps; ++i) own.push_back(t.step().loss);
-    if (!to.empty()) run::save_run(t, to);
-    if (rank.rank() == 0) losses = own;
-  });
-  return losses;
-}
-
-fs::path saved_in(const fs::path& folder) {
-  const auto found = storage::find_latest(folder);
-  REQUIRE(found);
-  return found->path;
-}
-
-bool same(const fs::path& a, const fs::path& b) {
-  return same_tensors(a, b, storage::TensorSet::weights) &&
-         same_tensors(a, b, storage::TensorSet::optimizer);
-}
+    kBf16{"mixed_precision.name=bf16_mixed"}, kFourLayers{"model.num_layers=4"};
 
 }  // namespace
 
 TEST_CASE("a checkpoint is loaded and saved again bit for bit under any other layout") {
   struct Row {
     Changes model;
-    std::vector<Layout> layouts;  // each is read by the next one
+    std::vector<SavedLayout> layouts;  // each is read by the next one
   };
   const TemporaryFolder root;
   int number = 0;
@@ -105,7 +64,7 @@ TEST_CASE("a checkpoint is loaded and saved again bit for bit under any other la
             {{"fp8 under fsdp", 2, kFsdp2}, {"fp8 alone", 1, {}}}},
            {{"optimizer.name=muon"},
             {{"muon under fsdp", 2, kFsdp2}, {"muon under tp", 2, {"distributed.tp_size=2"}}}},
-           {kExperts,
+           {kSavedExperts,
             {{"ep and hsdp", 4, with(kReplicas, {"distributed.ep_size=2"})},
              {"ep and tp",
               4,
@@ -119,16 +78,17 @@ TEST_CASE("a checkpoint is loaded and saved again bit for bit under any other la
             {{"fsdp of 24", 2, kFsdp2},
              {"ddp of 36", 3, with(kReplicated, {"train.global_batch_size=36"})}}}}) {
     for (size_t i = 0; i < row.layouts.size(); ++i) {
-      const Layout &own = row.layouts[i], &other = row.layouts[(i + 1) % row.layouts.size()];
+      const SavedLayout &own = row.layouts[i], &other = row.layouts[(i + 1) % row.layouts.size()];
       CAPTURE(own.name, other.name);
       const fs::path first = root / std::to_string(number),
                      again = root / ("a" + std::to_string(number));
       ++number;
-      train_and_save(row.model, own, 2, {}, first);
-      train_and_save(row.model, other, 0, saved_in(first), again);
-      CHECK(same(saved_in(first), saved_in(again)));
-      const auto straight = train_and_save(row.model, own, 3, {}, {});
-      CHECK(train_and_save(row.model, own, 1, saved_in(first), {})[0] == straight[2]);
+      const Changes model = with(kFourLayers, row.model);
+      train_and_save(model, own, 2, {}, first);
+      train_and_save(model, other, 0, saved_in(first), again);
+      CHECK(same_training(saved_in(first), saved_in(again)));
+      const auto straight = train_and_save(model, own, 3, {}, {});
+      CHECK(train_and_save(model, own, 1, saved_in(first), {})[0] == straight[2]);
     }
   }
   CHECK(number >= 24);
@@ -136,8 +96,8 @@ TEST_CASE("a checkpoint is loaded and saved again bit for bit under any other la
 
 TEST_CASE("eight ranks with the same elements write the bytes of one, in equal parts") {
   const TemporaryFolder root;
-  train_and_save({}, {"one", 1, {}}, 1, {}, root / "one");
-  train_and_save({}, {"ddp", 8, kReplicated}, 1, {}, root / "eight");
+  train_and_save(kFourLayers, {"one", 1, {}}, 1, {}, root / "one");
+  train_and_save(kFourLayers, {"ddp", 8, kReplicated}, 1, {}, root / "eight");
   const auto data_bytes = [](const fs::path& checkpoint) {
     std::map<std::string, int64_t> bytes;  // of tensors, by the end of the file's name
     for (const auto& entry : fs::directory_iterator(checkpoint))
@@ -216,7 +176,7 @@ TEST_CASE("a rank that cannot write its file leaves no checkpoint, and all ranks
 TEST_CASE("a save of experts over eight ranks moves no tensor between ranks") {
   const TemporaryFolder root;
   const Recipe r = tiny(with({"train.global_batch_size=8", "train.micro_batch_size=1"},
-                             with(kExperts, with(kFsdp2, {"distributed.ep_size=4"}))),
+                             with(kSavedExperts, with(kFsdp2, {"distributed.ep_size=4"}))),
                         8);
   std::mutex mutex;
   std::map<std::string, int> calls;  // of all ranks, by stream and operation

@@ -7,10 +7,8 @@
 #include "base/file.h"
 #include "checkpoint/shard_writer.h"
 #include "checkpoint/snapshot.h"
-#include "run/run_checkpoint.h"
-#include "test/support/comm_testing.h"
+#include "test/support/saved_training.h"
 #include "test/support/temporary_folder.h"
-#include "test/support/train_testing.h"
 
 namespace checkpoint_snapshot_test {
 
@@ -21,19 +19,13 @@ namespace fs = std::filesystem;
 
 namespace {
 
-struct Layout {
-  const char* name;
-  int ranks;
-  Changes changes;
-};
-
 const Changes kBf16{"mixed_precision.name=bf16_mixed"},
-    kExperts{"model.moe.num_experts=4",       "model.moe.router_topk=2",
-             "model.moe.ffn_hidden_size=24",  "model.moe.load_balancing_type=global_aux_loss",
-             "model.moe.aux_loss_coeff=0.01", "model.moe.router_bias_update_rate=0.01",
-             "model.moe.router_score=sigmoid"};
+    kExperts =
+        with(kSavedExperts,
+             {"model.moe.load_balancing_type=global_aux_loss", "model.moe.aux_loss_coeff=0.01",
+              "model.moe.router_bias_update_rate=0.01", "model.moe.router_score=sigmoid"});
 
-std::vector<Layout> layouts() {
+std::vector<SavedLayout> layouts() {
   return {{"one", 1, {}},
           {"without masters", 1, with(kBf16, {"optimizer.master_weights=false"})},
           {"experts", 1, kExperts},
@@ -46,7 +38,7 @@ std::vector<Layout> layouts() {
           {"experts over ep", 2, with(kExperts, {"distributed.ep_size=2"})}};
 }
 
-Recipe recipe(const Layout& l) {
+Recipe recipe(const SavedLayout& l) {
   return tiny(with({"train.global_batch_size=8", "train.micro_batch_size=1", "train.steps=6",
                     "checkpoint.keep=0"},
                    l.changes),
@@ -55,7 +47,7 @@ Recipe recipe(const Layout& l) {
 
 // Makes six steps. If `copies` is not empty, copies the training after the second and the fourth,
 // and writes each copy there two steps later. If `saves` is not empty, saves there at once.
-std::vector<double> losses_of(const Layout& l, const fs::path& copies, const fs::path& saves) {
+std::vector<double> losses_of(const SavedLayout& l, const fs::path& copies, const fs::path& saves) {
   const Recipe r = recipe(l);
   std::vector<double> losses;
   run_ranks(l.ranks, "thread", [&](TestRank& rank) {
@@ -85,7 +77,7 @@ std::vector<double> losses_of(const Layout& l, const fs::path& copies, const fs:
 }  // namespace
 
 TEST_CASE("a copy has the bits of its step, and the steps after it their results") {
-  for (const Layout& l : layouts()) {
+  for (const SavedLayout& l : layouts()) {
     CAPTURE(l.name);
     const TemporaryFolder root;
     const std::vector<double> plain = losses_of(l, {}, {});

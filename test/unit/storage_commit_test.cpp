@@ -2,6 +2,7 @@
 // programs that read meanwhile.
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <atomic>
 #include <fstream>
 #include <optional>
 #include <thread>
@@ -188,6 +189,26 @@ TEST_CASE("a step that is saved again waits for a program that reads its earlier
   writer.commit();
   CHECK(value_in(step) == 3);
   CHECK(steps_in(root.path) == std::vector<int64_t>{10});
+}
+
+TEST_CASE("the caller's check before the rename comes after the wait for readers") {
+  const TemporaryFolder root;
+  const fs::path step = save(root.path, 10, 0, 1);
+  CheckpointWriter writer(root.path, 10);
+  prepare(writer, 10, 2);
+  std::optional<ReadMark> reading(step);
+  std::atomic<bool> taken = false;  // another run has taken the folder meanwhile
+  writer.set_step_hook([&](std::string_view moment) {
+    if (moment == "rename" && taken) throw RunError("another run has the folder");
+  });
+  std::thread other([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    taken = true;
+    reading.reset();
+  });
+  CHECK_THROWS_WITH(writer.commit(), Contains("another run has the folder"));
+  other.join();
+  CHECK(value_in(step) == 1);
 }
 
 TEST_CASE("files outside the folder of a checkpoint are not read: links and paths") {

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "storage/file_sums.h"
+#include "storage/local_list.h"
 #include "storage/local_part.h"
 #include "test/support/temporary_folder.h"
 
@@ -136,6 +137,34 @@ TEST_CASE("leftovers are removed, and folders that a process uses stay") {
   CHECK(own.remove_leftovers(0s) == std::vector<std::string>{"dead"});
   CHECK_FALSE(fs::exists(host / "dead"));
   for (const char* name : {"own", "used", "not-of-a-run"}) CHECK(fs::exists(host / name));
+}
+
+TEST_CASE("the parts of local copies are listed with their state, at each level of the folder") {
+  const TemporaryFolder root;
+  const fs::path run = root / "node1/run-1";
+  fs::create_directories(run);
+  write_part(run, 37, 0);
+  const fs::path damaged = write_part(run, 37, 1);
+  std::ofstream(damaged / "state.json") << "{ }";
+  const PartWriter writing(run, {.step = 38, .start = kStart, .rank = 0});
+  fs::create_directories(run / ".in-step-00000038.00000000deadbeef.rank-00001");
+  fs::create_directories(run / ".start/step-00000037");
+  std::ofstream(run / ".used").close();
+  for (const fs::path& path : {root.path, root / "node1", run})
+    CHECK(folders_of_parts(path) == std::vector<fs::path>{run});
+  CHECK(folders_of_parts(root / "absent").empty());
+  CHECK(folders_of_parts(damaged).empty());
+  const std::vector<ListedPart> parts = listed_parts(run);
+  using State = ListedPart::State;
+  REQUIRE(parts.size() == 4);
+  CHECK((parts[0].name.step == 37 && parts[0].name.rank == 0 && parts[0].ranks == 2));
+  CHECK(parts[0].state == State::complete);
+  CHECK(parts[0].host == host_name());
+  CHECK((parts[0].bytes > 0 && parts[0].saved_at > 0));
+  CHECK(parts[1].state == State::damaged);
+  CHECK_THAT(parts[1].fault, Contains((damaged / "state.json").string()));
+  CHECK((parts[2].name.step == 38 && parts[2].state == State::unfinished && parts[2].ranks == 0));
+  CHECK((parts[3].name.rank == 1 && parts[3].state == State::unfinished));
 }
 
 }  // namespace storage_local_part_test

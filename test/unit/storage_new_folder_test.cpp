@@ -2,6 +2,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <csignal>
 #include <fstream>
 #include <set>
@@ -32,6 +33,21 @@ extern "C" int fsync(int fd) {
   std::error_code ignored;
   if (synced) synced->insert(fs::read_symlink("/proc/self/fd/" + std::to_string(fd), ignored));
   return int(::syscall(SYS_fsync, fd));
+}
+
+namespace {
+
+std::string* kept = nullptr;  // the name of a file that cannot be removed; null: there is none
+
+}  // namespace
+
+// Replaces the C library's function, by which the C++ library removes folders.
+extern "C" int unlinkat(int folder, const char* name, int flags) noexcept {
+  if (kept && *kept == name) {
+    errno = EBUSY;
+    return -1;
+  }
+  return int(::syscall(SYS_unlinkat, folder, name, flags));
 }
 
 namespace {
@@ -119,6 +135,27 @@ TEST_CASE("leftovers of a killed process of this host are removed, and nothing e
   folder.commit();
   CHECK(entries_of(temporary.path) == 3);
   CHECK((fs::exists(temporary / alive) && fs::exists(temporary / elsewhere)));
+}
+
+TEST_CASE("what cannot be removed does not get the name of a new folder") {
+  const TemporaryFolder temporary;
+  const fs::path out = temporary / "out";
+  std::string busy = "busy";
+  fs::path left;
+  {
+    NewFolder folder(out);
+    left = folder.path();
+    std::ofstream(left / busy) << "a part";
+    kept = &busy;
+  }
+  CHECK(fs::exists(left / busy));
+  CHECK_THROWS_WITH(NewFolder(out), Contains("cannot create") && Contains(left.string()));
+  CHECK_FALSE(fs::exists(out));
+  kept = nullptr;
+  NewFolder folder(out);
+  folder.commit();
+  CHECK(fs::is_empty(out));
+  CHECK(entries_of(temporary.path) == 1);
 }
 
 }  // namespace storage_new_folder_test

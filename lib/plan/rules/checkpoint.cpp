@@ -23,10 +23,6 @@ void validate_consolidated(const Recipe& r, Diagnostics& diagnostics) {
                         "set checkpoint.at_end: true, or save_consolidated: every");
   else if (!c.at_end && c.every_steps == 0 && c.keep_best == 0)
     warn_or_refuse(r, field, "is disabled: no checkpoint is saved", diagnostics);
-  else if (c.async == recipe::AsyncSave::yes)
-    warn_or_refuse(r, "checkpoint.async",
-                   "is disabled: save_consolidated: every is written while training waits",
-                   diagnostics);
 }
 
 // Checkpoints are ranked by the validation loss, which a run must measure more than once.
