@@ -377,9 +377,9 @@ class Training {
         note(fmt::format("checkpoint.load={}: no checkpoint there, starting at step 1",
                          plan_.folders.load_path));
     }
-    if (local_) local_->release_start();
     const auto job_ids = trainer_.control().texts(job_.id);
     if (reporter_) begin_files(job_ids);
+    if (local_) local_->accept_start();
     if (plan_.checkpoint.consolidated == Consolidated::every) consolidate(saver_->newest().path);
   }
 
@@ -474,7 +474,7 @@ class Training {
     RunSave copy{.exceeds_bytes = agreed_exceeds_bytes(),
                  .data = identity_ ? &*identity_ : nullptr};
     if (evaluated_.step == step) copy.evaluation = evaluated_.result;
-    local_->save(copy);
+    local_->save(copy, saver_->staged(step));
   }
 
   // `last`: no later save of this run can replace it.
@@ -490,6 +490,7 @@ class Training {
   }
 
   void before_save() {
+    if (local_) local_->release_staged();  // the save stages another step
     if (folder_) folder_->check();
   }
 
