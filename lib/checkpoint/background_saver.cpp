@@ -36,9 +36,9 @@ BackgroundSaver::BackgroundSaver(Device& device, const CheckpointParts& t,
       mailbox_(std::move(mailbox)),
       own_bytes_(shard_bytes(t)),
       total_bytes_(bytes_of_all_ranks(t)),
-      snapshot_(device) {
+      snapshot_(std::make_shared<Snapshot>(device)) {
   MT_CHECK(mailbox_, "ranks without a mailbox");
-  snapshot_.reserve(snapshot_bytes(t));
+  snapshot_->reserve(snapshot_bytes(t));
 }
 
 BackgroundSaver::~BackgroundSaver() {
@@ -49,7 +49,7 @@ BackgroundSaver::~BackgroundSaver() {
 Event BackgroundSaver::begin(const CheckpointParts& t, const TrainProgress& progress,
                              SaveOptions options) {
   MT_CHECK(!saving_, "another checkpoint is being written");
-  const Event copied = snapshot_.stage(t);
+  const Event copied = snapshot_->stage(t);
   const std::string folder =
       rank_ == 0
           ? storage::temporary_checkpoint(options.root, progress.steps_done, options.job).string()
@@ -209,11 +209,11 @@ std::string BackgroundSaver::take_reports(const Work& work, const std::string& a
 
 std::string BackgroundSaver::write_own(const Work& work, Clock::time_point& began) {
   await_folder(work.folder, [this] { go_on(); });
-  snapshot_.wait();
+  snapshot_->wait();
   began = Clock::now();
   moment(work, "write");
   return shards_text(
-      write_shards(snapshot_, rank_, work.folder, work.io_threads, [&](int64_t done, int64_t) {
+      write_shards(*snapshot_, rank_, work.folder, work.io_threads, [&](int64_t done, int64_t) {
         written_ = done;
         moment(work, "block");
         go_on();

@@ -34,6 +34,8 @@ class BackgroundSaver {
   // must wait for.
   Event begin(const CheckpointParts& parts, const TrainProgress& progress, SaveOptions options);
   bool saving() const { return saving_; }  // between begin() and take(); the same on all ranks
+  // The copy that the last begin() has made. Others may read it, too, until the next begin().
+  std::shared_ptr<const Snapshot> staged() const { return snapshot_; }
 
   // Whether the result of the save is known, for which it waits at most `longest`. Only rank 0
   // knows it; on other ranks it is false, without a wait. Rethrows what has ended this rank's
@@ -89,7 +91,7 @@ class BackgroundSaver {
   const comm::HostCollectives& control_;
   const std::shared_ptr<comm::Mailbox> mailbox_;
   int64_t own_bytes_, total_bytes_;
-  Snapshot snapshot_;
+  const std::shared_ptr<Snapshot> snapshot_;
   bool saving_ = false;
   int64_t saves_ = 0;
   std::vector<std::string> first_keys_;  // of rank 0's texts to all, in the save in progress

@@ -33,8 +33,8 @@ LocalSaver::LocalSaver(Device& device, const CheckpointParts& t, Options options
       options_(std::move(options)),
       rank_(t.control.rank()),
       own_bytes_(shard_bytes(t)),
-      snapshot_(device) {
-  snapshot_.reserve(snapshot_bytes(t));
+      own_(std::make_shared<Snapshot>(device)) {
+  own_->reserve(snapshot_bytes(t));
 }
 
 LocalSaver::~LocalSaver() {
@@ -50,6 +50,7 @@ LocalSaver::Outcome LocalSaver::finish() {
   }
   const Result own = pending_.get();
   writing_ = false;
+  from_ = nullptr;
   if (own.failure) std::rethrow_exception(own.failure);
   Outcome outcome;
   const std::vector<bool> failed = control_.any_of({!own.error.empty(), !own.not_sent.empty()});
@@ -57,15 +58,18 @@ LocalSaver::Outcome LocalSaver::finish() {
   if (failed[1]) outcome.not_sent = first_text(control_, own.not_sent);
   outcome.written = !failed[0];
   if (outcome.written) complete_ = step_;
+  if (outcome.written && !failed[1]) replicated_ = step_;
   return outcome;
 }
 
 Event LocalSaver::begin(const CheckpointParts& t, const TrainProgress& progress,
-                        SaveOptions options) {
+                        SaveOptions options, std::shared_ptr<const Snapshot> staged) {
   MT_CHECK(!writing_, "another copy is being written");
-  const Event copied = snapshot_.stage(t);
+  const Event copied = staged ? staged->copied() : own_->stage(t);
+  from_ = staged ? std::move(staged) : own_;
   Work work{.step = progress.steps_done,
-            .keep_from = complete_,
+            .complete = complete_,
+            .replicated = replicated_,
             .io_threads = t.io_threads,
             .state = saved_state(t, progress),
             .options = std::move(options)};
@@ -88,7 +92,7 @@ LocalSaver::Result LocalSaver::run(const Work& work) {
 }
 
 void LocalSaver::write(const Work& work, Result& result) {
-  snapshot_.wait();
+  from_->wait();
   fs::path part;
   try {
     with_save_errors([&] { part = write_part(work); });
@@ -118,14 +122,14 @@ fs::path LocalSaver::write_part(const Work& work) {
   storage::PartWriter writer(options_.folder,
                              {.step = work.step, .start = options_.start, .rank = rank_});
   const std::vector<WrittenShard> shards = write_shards(
-      snapshot_, rank_, writer.folder(), work.io_threads, [&](int64_t, int64_t) { go_on(); });
+      *from_, rank_, writer.folder(), work.io_threads, [&](int64_t, int64_t) { go_on(); });
   if (rank_ == 0) write_state(work.state, work.options, writer.folder());
   return writer.commit(int(work.state.ranks), shards_text(shards));
 }
 
-// Removes the parts of this start but those of the newest complete step and of the one that is to
-// be written: the steps between them are not complete. Parts of earlier starts go once a step of
-// this one is complete.
+// Removes the parts of this start but those of three steps: the newest complete one, the newest of
+// which all replicas exist, too, and the one that is to be written. If a host is lost, only the
+// second one can be read. Parts of earlier starts go once this start has such a step.
 void LocalSaver::remove_old(const Work& work) const {
   std::error_code error;
   std::vector<fs::path> old;
@@ -133,9 +137,11 @@ void LocalSaver::remove_old(const Work& work) const {
        it.increment(error)) {
     const auto name = storage::parse_part_name(it->path().filename().string());
     if (!name || (name->rank != rank_ && !options_.first_of_host)) continue;
-    const bool ours = name->start == options_.start;
-    if (ours ? name->step != work.keep_from && name->step != work.step : work.keep_from > 0)
-      old.push_back(it->path());
+    const bool kept = name->start != options_.start
+                          ? work.replicated == 0
+                          : name->step == work.step || name->step == work.complete ||
+                                name->step == work.replicated;
+    if (!kept) old.push_back(it->path());
   }
   for (const fs::path& part : old) storage::remove_part(part);
 }
@@ -143,7 +149,8 @@ void LocalSaver::remove_old(const Work& work) const {
 void LocalSaver::send(const fs::path& part, const LocalPeer& peer) {
   comm::ProvenSocket::Options socket = options_.socket;
   socket.stop = &give_up_;
-  comm::FileClient client(peer.address, peer.port, socket);
+  constexpr std::chrono::seconds kRetry{2};
+  comm::FileClient client(peer.address, peer.port, socket, kRetry);
   comm::RateLimit limit(options_.bytes_per_s);
   client.send_folder(part, limit, [this] { go_on(); });
 }

@@ -7,6 +7,7 @@
 #include <functional>
 #include <future>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -49,15 +50,19 @@ class LocalSaver {
   // Waits until the copy that was begun has ended on all ranks.
   Outcome finish();
   // Enqueues the copies of this step, and begins to write. Call finish() before. Returns the event
-  // that the next update must wait for.
-  Event begin(const CheckpointParts& parts, const TrainProgress& progress, SaveOptions options);
+  // that the next update must wait for. If there already is a copy of this step in memory,
+  // `staged`, it writes from that: until finish(), nobody may stage another step there.
+  Event begin(const CheckpointParts& parts, const TrainProgress& progress, SaveOptions options,
+              std::shared_ptr<const Snapshot> staged = {});
+  bool reads_staged() const { return writing_ && from_ != own_; }
 
   int64_t newest() const { return complete_; }  // the newest step of which all parts exist, or 0
+  int64_t newest_with_replicas() const { return replicated_; }  // and all replicas; or 0
   int64_t staged_bytes() const { return own_bytes_; }
 
  private:
   struct Work {
-    int64_t step = 0, keep_from = 0;  // the newest complete step; 0: none
+    int64_t step = 0, complete = 0, replicated = 0;  // newest(), newest_with_replicas()
     int io_threads = 1;
     SavedState state;
     SaveOptions options;
@@ -78,9 +83,10 @@ class LocalSaver {
   const Options options_;
   const int rank_;
   const int64_t own_bytes_;
-  Snapshot snapshot_;
+  const std::shared_ptr<Snapshot> own_;
+  std::shared_ptr<const Snapshot> from_;  // what is written: own_, or the one of another saver
   bool writing_ = false;
-  int64_t step_ = 0, complete_ = 0;
+  int64_t step_ = 0, complete_ = 0, replicated_ = 0;
   std::atomic<bool> give_up_ = false;
   std::future<Result> pending_;  // the last member: its thread uses the others
 };

@@ -37,6 +37,8 @@ class Snapshot {
   // the copies: whatever changes weights, moments or the replicated tensors must wait for it.
   Event stage(const CheckpointParts& parts);
 
+  Event copied() const { return staged_; }  // the event that the last stage() has returned
+
   // Blocks until the copies are complete, and rethrows failures of the device. Any thread may call
   // it.
   void wait() const { staged_.wait(); }

@@ -11,6 +11,8 @@
 #include <list>
 #include <mutex>
 #include <optional>
+#include <random>
+#include <system_error>
 #include <thread>
 
 #include "base/error.h"
@@ -28,7 +30,7 @@ constexpr char kAccepted = '+', kPresent = '=', kRefused = '-';
 constexpr size_t kMostName = 200, kMostReason = 2000;
 constexpr int64_t kAtOnce = 1 << 20;  // bytes that an end keeps in memory
 
-// A file that is written once.
+// A file that is written once, and removed unless it is complete.
 class NewFile {
  public:
   explicit NewFile(fs::path path)
@@ -36,7 +38,10 @@ class NewFile {
         fd_(::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600)) {
     if (fd_ < 0) fail("create");
   }
-  ~NewFile() { ::close(fd_); }
+  ~NewFile() {
+    ::close(fd_);
+    if (!complete_) ::unlink(path_.c_str());
+  }
   NewFile(const NewFile&) = delete;
   NewFile& operator=(const NewFile&) = delete;
 
@@ -49,6 +54,7 @@ class NewFile {
       bytes -= size_t(n);
     }
   }
+  void complete() { complete_ = true; }
 
  private:
   [[noreturn]] void fail(const char* verb) const {
@@ -56,6 +62,7 @@ class NewFile {
   }
   const fs::path path_;
   const int fd_;
+  bool complete_ = false;
 };
 
 void receive_file(ProvenSocket& from, const fs::path& to, int64_t bytes) {
@@ -67,6 +74,7 @@ void receive_file(ProvenSocket& from, const fs::path& to, int64_t bytes) {
     file.write(buffer.data(), n);
     done += int64_t(n);
   }
+  file.complete();
 }
 
 // Calls `sent` with the bytes of each part that was sent.
@@ -137,7 +145,10 @@ class FileServer::Loop {
  private:
   struct Session {
     int fd;
-    bool ended = false;  // guarded by mutex_; the descriptor is closed
+    // Guarded by mutex_.
+    bool proven = false;   // it knows the token, and has a place
+    bool dropped = false;  // another connection took its place before it was proven
+    bool ended = false;    // the descriptor is closed
     std::thread thread = {};
   };
 
@@ -153,14 +164,44 @@ class FileServer::Loop {
         if (errno != EAGAIN) std::this_thread::sleep_for(std::chrono::milliseconds(20));
         continue;
       }
-      const std::lock_guard lock(mutex_);
-      if (sessions_.size() >= kMostConnections) {
-        close(fd);
-        continue;
-      }
-      Session& s = sessions_.emplace_back(Session{.fd = fd});
-      s.thread = std::thread([this, &s] { serve(s); });
+      begin(fd);
     }
+  }
+
+  void begin(int fd) {
+    const std::lock_guard lock(mutex_);
+    // Threads of connections that were dropped may still be there.
+    if (sessions_.size() >= options_.most_peers + 2 * options_.most_strangers) {
+      close(fd);
+      return;
+    }
+    drop_oldest_stranger();
+    Session& s = sessions_.emplace_back(Session{.fd = fd});
+    try {
+      s.thread = std::thread([this, &s] { serve(s); });
+    } catch (const std::system_error&) {  // this host has too many threads
+      sessions_.pop_back();
+      close(fd);
+    }
+  }
+
+  // Makes a place for a connection that has proved nothing yet. A peer proves itself within
+  // milliseconds, so the oldest one is most probably a stranger. Sessions are in the order of their
+  // connections.
+  void drop_oldest_stranger() {
+    const auto unproven = [](const Session& s) { return !s.proven && !s.dropped && !s.ended; };
+    if (size_t(std::ranges::count_if(sessions_, unproven)) < options_.most_strangers) return;
+    Session& oldest = *std::ranges::find_if(sessions_, unproven);
+    oldest.dropped = true;
+    shutdown(oldest.fd, SHUT_RDWR);
+  }
+
+  // Returns whether there is a place for another peer.
+  bool takes_place(Session& s) {
+    const std::lock_guard lock(mutex_);
+    const auto peer = [](const Session& other) { return other.proven && !other.ended; };
+    s.proven = size_t(std::ranges::count_if(sessions_, peer)) < options_.most_peers;
+    return s.proven;
   }
 
   void join_ended() {
@@ -176,15 +217,16 @@ class FileServer::Loop {
   void serve(Session& s) {
     // A descriptor of its own: the other one stays open until `ended` is set.
     const int own = fcntl(s.fd, F_DUPFD_CLOEXEC, 0);
-    if (own >= 0) talk(own);
+    if (own >= 0) talk(own, s);
     const std::lock_guard lock(mutex_);
     close(s.fd);
     s.ended = true;
   }
 
-  void talk(int fd) {
+  void talk(int fd, Session& s) {
     try {
       ProvenSocket peer(fd, options_.socket);
+      if (!takes_place(s)) return;
       for (;;) {
         const char operation = peer.receive_letter();
         if (operation == kPut)
@@ -277,6 +319,46 @@ std::chrono::nanoseconds RateLimit::after(int64_t bytes,
   return next_ - now;
 }
 
+FileClient::FileClient(std::string address, uint16_t port, const ProvenSocket::Options& options,
+                       std::chrono::milliseconds retry)
+    : address_(std::move(address)), port_(port), options_(options), retry_(retry) {
+  persistently([](ProvenSocket&) {}, {});
+}
+
+void FileClient::persistently(const Work& work, const std::function<void()>& meanwhile) {
+  constexpr std::chrono::milliseconds kFirst{20}, kLongest{500};
+  std::optional<std::chrono::steady_clock::time_point> end;
+  for (auto wait = kFirst;; wait = std::min(2 * wait, kLongest)) {
+    try {
+      if (!socket_) socket_.emplace(address_, port_, options_);
+      return work(*socket_);
+    } catch (const ConnectionRefused&) {
+      throw;
+    } catch (const CommError&) {
+      socket_.reset();
+      const auto now = std::chrono::steady_clock::now();
+      if (!end) end = now + retry_;
+      if (stopped() || now + wait > *end) throw;
+    } catch (...) {  // an operation that was not completed: the ends no longer agree
+      socket_.reset();
+      throw;
+    }
+    pause(wait, meanwhile);
+  }
+}
+
+// Peers that were closed at the same time do not come back at the same time.
+void FileClient::pause(std::chrono::milliseconds time,
+                       const std::function<void()>& meanwhile) const {
+  thread_local std::minstd_rand random(std::random_device{}());
+  std::uniform_int_distribution<int64_t> some(time.count() / 2, time.count());
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(some(random));
+  while (std::chrono::steady_clock::now() < end && !stopped()) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    if (meanwhile) meanwhile();
+  }
+}
+
 void FileClient::send_folder(const fs::path& folder, RateLimit& limit,
                              const std::function<void()>& meanwhile) {
   std::vector<fs::path> paths;
@@ -284,37 +366,45 @@ void FileClient::send_folder(const fs::path& folder, RateLimit& limit,
   std::ranges::sort(paths);
   std::list<RandomAccessFile> open;
   for (const fs::path& p : paths) open.emplace_back(p);
-  socket_.send_letter(kPut);
-  socket_.send_text(folder.filename().string());
-  socket_.send_number(int64_t(open.size()));
-  for (const RandomAccessFile& f : open) {
-    socket_.send_text(f.path().filename().string());
-    socket_.send_number(f.size());
-  }
-  if (receive_answer(socket_) == kPresent) return;
-  for (const RandomAccessFile& f : open)
-    send_file(socket_, f, f.size(), [&](int64_t bytes) {
-      const auto until = std::chrono::steady_clock::now();
-      for (auto rest = limit.after(bytes, until); rest.count() > 0;) {
-        constexpr std::chrono::nanoseconds kMost = std::chrono::milliseconds(100);
-        const auto pause = std::min(rest, kMost);
-        std::this_thread::sleep_for(pause);
-        rest -= pause;
-        if (meanwhile) meanwhile();
-      }
+  const auto sent = [&](int64_t bytes) {
+    const auto until = std::chrono::steady_clock::now();
+    for (auto rest = limit.after(bytes, until); rest.count() > 0;) {
+      constexpr std::chrono::nanoseconds kMost = std::chrono::milliseconds(100);
+      const auto time = std::min(rest, kMost);
+      std::this_thread::sleep_for(time);
+      rest -= time;
       if (meanwhile) meanwhile();
-    });
-  receive_answer(socket_);
+    }
+    if (meanwhile) meanwhile();
+  };
+  persistently(
+      [&](ProvenSocket& to) {
+        to.send_letter(kPut);
+        to.send_text(folder.filename().string());
+        to.send_number(int64_t(open.size()));
+        for (const RandomAccessFile& f : open) {
+          to.send_text(f.path().filename().string());
+          to.send_number(f.size());
+        }
+        if (receive_answer(to) == kPresent) return;
+        for (const RandomAccessFile& f : open) send_file(to, f, f.size(), sent);
+        receive_answer(to);
+      },
+      meanwhile);
 }
 
 void FileClient::fetch(const std::string& folder, const std::string& file, const fs::path& to) {
-  socket_.send_letter(kFetch);
-  socket_.send_text(folder);
-  socket_.send_text(file);
-  receive_answer(socket_);
-  const int64_t bytes = socket_.receive_number();
-  if (bytes < 0) throw CommError("a size that no file has");
-  receive_file(socket_, to, bytes);
+  persistently(
+      [&](ProvenSocket& from) {
+        from.send_letter(kFetch);
+        from.send_text(folder);
+        from.send_text(file);
+        receive_answer(from);
+        const int64_t bytes = from.receive_number();
+        if (bytes < 0) throw CommError("a size that no file has");
+        receive_file(from, to, bytes);
+      },
+      {});
 }
 
 }  // namespace mtrain::comm

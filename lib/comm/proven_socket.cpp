@@ -36,6 +36,11 @@ Addresses numeric(const std::string& address, uint16_t port) {
   return {found, &freeaddrinfo};
 }
 
+[[noreturn]] void fail_to_connect(int error) {
+  if (error == ECONNREFUSED) throw ConnectionRefused(std::strerror(error));
+  throw CommError(std::strerror(error));
+}
+
 int make_socket(const addrinfo& at) {
   const int fd = socket(at.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (fd < 0) throw CommError("no socket: " + system_text());
@@ -50,17 +55,20 @@ ProvenSocket::ProvenSocket(const std::string& address, uint16_t port, const Opti
   fd_ = make_socket(*at);
   try {
     if (connect(fd_, at->ai_addr, at->ai_addrlen) < 0) {
-      if (errno != EINPROGRESS) throw CommError(system_text());
+      if (errno != EINPROGRESS) fail_to_connect(errno);
       wait(POLLOUT);
       int error = 0;
       socklen_t size = sizeof error;
       getsockopt(fd_, SOL_SOCKET, SO_ERROR, &error, &size);
-      if (error) throw CommError(std::strerror(error));
+      if (error) fail_to_connect(error);
     }
     prove_as_client(o.token);
   } catch (const CommError& e) {
     close(fd_);
-    throw CommError(fmt::format("no connection to {} port {}: {}", address, port, e.message()));
+    const std::string text =
+        fmt::format("no connection to {} port {}: {}", address, port, e.message());
+    if (dynamic_cast<const ConnectionRefused*>(&e)) throw ConnectionRefused(text);
+    throw CommError(text);
   }
   proven_ = true;
 }
@@ -205,10 +213,11 @@ char ProvenSocket::receive_letter() {
 
 Listener listen_at(const std::string& address) {
   const Addresses at = numeric(address, 0);
+  constexpr int kBacklog = 1024;  // connections that the kernel completes before they are accepted
   Listener l{.fd = make_socket(*at)};
   sockaddr_storage bound{};
   socklen_t size = sizeof bound;
-  if (bind(l.fd, at->ai_addr, at->ai_addrlen) < 0 || listen(l.fd, 64) < 0 ||
+  if (bind(l.fd, at->ai_addr, at->ai_addrlen) < 0 || listen(l.fd, kBacklog) < 0 ||
       getsockname(l.fd, reinterpret_cast<sockaddr*>(&bound), &size) < 0) {
     const std::string why = system_text();
     close(l.fd);

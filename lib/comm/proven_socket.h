@@ -7,9 +7,16 @@
 #include <string>
 #include <string_view>
 
+#include "base/error.h"
 #include "base/token.h"
 
 namespace mtrain::comm {
+
+// Nobody listens at an address: another attempt would fail as well.
+class ConnectionRefused : public CommError {
+ public:
+  using CommError::CommError;
+};
 
 // One thread uses it at a time. Every function throws CommError if the peer is gone, or is silent
 // for `patience`.
@@ -21,7 +28,8 @@ class ProvenSocket {
     std::chrono::milliseconds proof = std::chrono::seconds(5);  // for the full proof
     const std::atomic<bool>* stop = nullptr;  // waits end with CommError once it is true
   };
-  // Connects to a numeric address. Throws CommError unless the server knows the token.
+  // Connects to a numeric address. Throws CommError unless the server knows the token, and
+  // ConnectionRefused if there is no server.
   ProvenSocket(const std::string& address, uint16_t port, const Options& options);
   // Takes the descriptor of an accepted connection. Throws CommError unless the client knows the
   // token; it has then got nothing but a greeting.

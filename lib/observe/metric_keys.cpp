@@ -55,6 +55,10 @@ constexpr MetricKey kKeys[] = {
     {"checkpoint.local_failures", Record::step, "copies",
      "local copies that were not complete, or have no replica, until then",
      "`checkpoint.local` is on, and one has failed"},
+    {"checkpoint.local_staged_bytes", Record::step, "bytes",
+     "bytes that rank 0 has copied into host memory for local copies since the record before; none "
+     "for a step that is saved from such a copy at the same time",
+     "the first after a local copy"},
     {"checkpoint.skipped_saves", Record::step, "saves",
      "checkpoints that were due while another was being written, and left out",
      "`checkpoint.when_busy` is `skip`, and one was"},

@@ -255,12 +255,13 @@ std::string local_text(const RunPlan& plan, const plan::SaveHardware& hardware) 
   const plan::LocalCopyOptions& local = plan.checkpoint.local;
   const plan::CheckpointCost cost = checkpoint_cost(plan, hardware);
   const int64_t replicas = std::min<int64_t>(local.replicas, cost.nodes - 1);
-  constexpr double kSteps = 2;  // that stay
+  const int64_t steps = plan::LocalCopyOptions::kept_steps(replicas);
   const double part = cost.staged * double(cost.ranks_per_node);
   return fmt::format(
-      "every {} step{} in {}: two take up to {} on a host{}, besides a copy of {} in host memory",
-      local.every_steps, local.every_steps == 1 ? "" : "s", local.dir,
-      human_bytes(kSteps * part * double(1 + replicas)),
+      "every {} step{} in {}: {} steps take up to {} on a host{}, besides a copy of {} in host "
+      "memory",
+      local.every_steps, local.every_steps == 1 ? "" : "s", local.dir, steps,
+      human_bytes(double(steps) * part * double(1 + replicas)),
       replicas > 0 ? fmt::format(" with {} replica{}", replicas, replicas == 1 ? "" : "s") : "",
       human_bytes(part));
 }

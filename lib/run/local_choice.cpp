@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <map>
+#include <numeric>
 
 #include "base/strings.h"
 
@@ -59,6 +60,15 @@ std::optional<LocalChoice> newest_copy(const std::vector<std::vector<HostPart>>&
     if (choice.host_of.size() == copy.ranks && !refused.contains(id)) return choice;
   }
   return std::nullopt;
+}
+
+std::vector<int> fetch_order(const std::vector<int>& host_of, int own, int hosts) {
+  std::vector<int> order(host_of.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::stable_sort(order, {}, [&](int rank) {
+    return (host_of[size_t(rank)] - own - 1 + 2 * hosts) % hosts;  // this host itself is the last
+  });
+  return order;
 }
 
 std::vector<std::vector<int>> replica_ranks(const std::vector<std::string>& hosts, int replicas) {

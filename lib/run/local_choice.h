@@ -32,6 +32,10 @@ struct LocalChoice {
 std::optional<LocalChoice> newest_copy(const std::vector<std::vector<HostPart>>& hosts,
                                        int64_t after, const std::set<CopyId>& refused = {});
 
+// The ranks of a copy in the order in which host `own` of `hosts` gets their parts: first those of
+// the host after it. Hosts therefore do not all ask the same one. `host_of` is that of the choice.
+std::vector<int> fetch_order(const std::vector<int>& host_of, int own, int hosts);
+
 // For each rank, the ranks that get its part: the ranks with the same number on the next
 // `replicas` hosts, or on all others if there are fewer. `hosts` has the name of each rank's host.
 std::vector<std::vector<int>> replica_ranks(const std::vector<std::string>& hosts, int replicas);

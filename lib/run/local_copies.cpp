@@ -25,7 +25,8 @@ namespace {
 constexpr const char* kLocalRun = "local.txt";
 // The checkpoint that a start reads is made in this folder.
 constexpr const char* kStartFolder = ".start";
-constexpr int64_t kKeptSteps = 2;
+// How long a host asks another one for a file, which may be busy with those of other hosts.
+constexpr std::chrono::seconds kFetchRetry{30};
 
 std::string new_digits() {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
@@ -69,20 +70,6 @@ void remove_local_run(const fs::path& run_dir) {
   fs::remove(run_dir / kLocalRun, error);
 }
 
-std::string refusal(const std::vector<LocalNeed>& hosts, int64_t most) {
-  for (const LocalNeed& h : hosts) {
-    const std::string need = fmt::format("copies of {} steps take {} on {}", kKeptSteps,
-                                         human_bytes(double(h.bytes)), h.host);
-    if (most > 0 && h.bytes > most)
-      return fmt::format("{}, and checkpoint.local.max_gib allows {}", need,
-                         human_bytes(double(most)));
-    // A tenth of the memory is left to others.
-    if (h.available >= 0 && double(h.bytes) > 0.9 * double(h.available))
-      return fmt::format("{}, and its memory has {} left", need, human_bytes(double(h.available)));
-  }
-  return "";
-}
-
 namespace {
 
 // Reads the descriptions that a host has sent.
@@ -114,7 +101,15 @@ LocalCopies::LocalCopies(train::Trainer& trainer, bool continues)
   if (on() && first_of_.size() > 1) open_server();
 }
 
-LocalCopies::~LocalCopies() = default;
+LocalCopies::~LocalCopies() {
+  saver_.reset();  // its thread uses the folder
+  if (folder_ && is_first()) remove_start_folder();
+}
+
+void LocalCopies::remove_start_folder() const {
+  std::error_code error;
+  fs::remove_all(folder_->path() / kStartFolder, error);
+}
 
 void LocalCopies::find_hosts() {
   host_names_ = control_.texts(host_name());
@@ -130,13 +125,6 @@ void LocalCopies::make_folder() {
   std::string own;
   try {
     folder_.emplace(options_.dir, host_name(), run_.name);
-    if (is_first()) {
-      folder_->remove_temporaries();
-      std::error_code error;
-      if (!run_.replaced.empty() && run_.replaced != run_.name)
-        fs::remove_all(folder_->path().parent_path() / run_.replaced, error);
-      folder_->remove_leftovers(storage::kLeaseStale);
-    }
   } catch (const std::exception& e) {
     own = fmt::format("{}: {}", host_name(), e.what());
   }
@@ -147,28 +135,33 @@ void LocalCopies::make_folder() {
 }
 
 void LocalCopies::open_server() {
-  std::string own;
-  const auto access = trainer_.world().access();
+  std::string own, error;
+  std::optional<comm::JobAccess> access;
+  try {
+    access = trainer_.world().access();
+    MT_CHECK(access, "ranks without addresses");
+    own = access->own + " " + access->server;
+  } catch (const Error& e) {
+    error = fmt::format("{}: {}", host_name(), e.message());
+  }
   std::vector<comm::StorePath> paths;
-  for (const std::string& text : control_.texts(access ? access->own + " " + access->server : "")) {
+  for (const std::string& text : control_.texts(std::exchange(own, {}))) {
     comm::StorePath path;
     std::istringstream(text) >> path.own >> path.server;
     paths.push_back(path);
   }
-  std::string error;
-  try {
-    MT_CHECK(access, "ranks without addresses");
-    socket_.token = access->token;
-    const std::string address = comm::gloo_address(paths, control_.rank());
-    server_ = std::make_unique<comm::FileServer>(comm::FileServer::Options{
-        .address = address,
-        .socket = socket_,
-        .root = folder_->path(),
-        .admit = [this](int64_t bytes) { storage::require_space(folder_->path(), bytes); }});
-    own = fmt::format("{} {}", address, server_->port());
-  } catch (const Error& e) {
-    error = fmt::format("{}: {}", host_name(), e.message());
-  }
+  if (access) try {
+      socket_.token = access->token;
+      const std::string address = comm::gloo_address(paths, control_.rank());
+      server_ = std::make_unique<comm::FileServer>(comm::FileServer::Options{
+          .address = address,
+          .socket = socket_,
+          .root = folder_->path(),
+          .admit = [this](int64_t bytes) { storage::require_space(folder_->path(), bytes); }});
+      own = fmt::format("{} {}", address, server_->port());
+    } catch (const Error& e) {
+      error = fmt::format("{}: {}", host_name(), e.message());
+    }
   const std::vector<std::string> errors = control_.texts(error), all = control_.texts(own);
   for (const std::string& e : errors)
     if (!e.empty()) return turn_off(e);
@@ -203,12 +196,32 @@ void LocalCopies::improve(ChosenStart& start) {
 }
 
 void LocalCopies::leave(ChosenStart& start, const storage::DamagedCheckpoint& damage) {
-  if (!start.saved()) throw damage;
-  from_ = {};
+  // A copy that is damaged twice, although all of its bytes are right when they are read between
+  // the two, is not tried again.
+  if (left_ == from_) distrust(from_);
+  left_ = std::exchange(from_, {});
   start.leave_local();
-  if (control_.rank() == 0)
-    log::warn(fmt::format("{}; the run continues from {} instead of the local copies",
-                          damage.message(), start.text()));
+  if (auto copy = find_start(start.saved_step())) {
+    start.set_local(*std::move(copy), options_.dir);
+    if (control_.rank() == 0)
+      log::warn(fmt::format("{}; the copy of step {} is read", damage.message(), from_.first));
+  } else if (start.saved()) {
+    if (control_.rank() == 0)
+      log::warn(fmt::format("{}; the run continues from {} instead of the local copies",
+                            damage.message(), start.text()));
+  } else {
+    distrust(left_);
+    remove_damaged();  // the next start would choose it again
+    throw damage;
+  }
+}
+
+// Counts all parts of a copy as damaged.
+void LocalCopies::distrust(const CopyId& copy) {
+  if (!is_first()) return;
+  for (const storage::LocalPart& p : storage::list_parts(folder_->path()))
+    if (CopyId(p.description.name.step, p.description.name.start) == copy)
+      damaged_.insert(p.description.name.text());
 }
 
 std::optional<storage::CheckpointRef> LocalCopies::find_start(int64_t after) {
@@ -225,7 +238,7 @@ std::optional<storage::CheckpointRef> LocalCopies::find_start(int64_t after) {
     const auto choice = newest_copy(hosts, after, refused);
     if (!choice) return std::nullopt;
     try {
-      if (drop_damaged(*choice)) continue;
+      if (find_damage(*choice)) continue;
       return assemble(*choice);
     } catch (const checkpoint::SaveError& e) {  // on all ranks
       refused.insert(choice->id);
@@ -247,10 +260,10 @@ std::vector<storage::LocalPart> LocalCopies::provided(const LocalChoice& choice)
   return parts;
 }
 
-// Reads this host's parts of the copy, which its ranks use even if another host provides them, and
-// removes those that are damaged. Returns whether there is one on any host. Throws SaveError on all
-// ranks if a host cannot read.
-bool LocalCopies::drop_damaged(const LocalChoice& choice) {
+// Reads this host's parts of the copy, which its ranks use even if another host provides them.
+// Returns whether one is damaged on any host: it is not used again. Throws SaveError on all ranks
+// if a host cannot read.
+bool LocalCopies::find_damage(const LocalChoice& choice) {
   std::vector<storage::LocalPart> bad;
   const std::string error = on_hosts([&] {
     std::vector<storage::LocalPart> parts = sound_parts();
@@ -266,11 +279,14 @@ bool LocalCopies::drop_damaged(const LocalChoice& choice) {
   if (!error.empty()) throw checkpoint::SaveError(error);
   for (const storage::LocalPart& p : bad) {
     log::warn(
-        fmt::format("{} is damaged, and is removed; another copy is tried", p.folder.string()));
+        fmt::format("{} is damaged, and is not used; another copy is tried", p.folder.string()));
     damaged_.insert(p.description.name.text());
-    storage::remove_part(p.folder);
   }
   return control_.any(!bad.empty());
+}
+
+void LocalCopies::remove_damaged() const {
+  for (const std::string& name : damaged_) storage::remove_part(folder_->path() / name);
 }
 
 storage::CheckpointRef LocalCopies::assemble(const LocalChoice& choice) {
@@ -321,11 +337,13 @@ void LocalCopies::gather_files(const LocalChoice& choice,
   fs::create_directories(folder);
   std::set<std::string> sound;
   for (const storage::LocalPart& p : sound_parts()) sound.insert(p.description.name.text());
-  for (const storage::PartDescription& part : parts) {
+  std::optional<comm::FileClient> client;
+  int connected = -1;  // the host of `client`
+  for (const int rank : fetch_order(choice.host_of, host_, int(first_of_.size()))) {
+    const storage::PartDescription& part = parts[size_t(rank)];
     const std::string name = part.name.text();
     const fs::path own = folder_->path() / name;
     const bool here = sound.contains(name);
-    std::optional<comm::FileClient> client;
     for (const auto& [file, bytes] : part.sizes) {
       if (here) {
         fs::create_hard_link(own / file, folder / file);
@@ -336,10 +354,11 @@ void LocalCopies::gather_files(const LocalChoice& choice,
         fs::resize_file(folder / file, uintmax_t(bytes));
         continue;
       }
-      const int host = choice.host_of[size_t(part.name.rank)];
+      const int host = choice.host_of[size_t(rank)];
       const checkpoint::LocalPeer& from = peers_.at(size_t(first_of_[size_t(host)]));
       try {
-        if (!client) client.emplace(from.address, from.port, socket_);
+        if (host != connected) client.emplace(from.address, from.port, socket_, kFetchRetry);
+        connected = host;
         client->fetch(name, file, folder / file);
       } catch (const CommError& e) {
         throw RunError(fmt::format("{} of {}: {}", name, from.host, e.message()));
@@ -348,16 +367,22 @@ void LocalCopies::gather_files(const LocalChoice& choice,
   }
 }
 
-void LocalCopies::release_start() {
+void LocalCopies::accept_start() {
   if (!folder_) return;
-  control_.any(false);  // nobody reads it any more
-  if (!is_first()) return;
-  std::error_code error;
-  fs::remove_all(folder_->path() / kStartFolder, error);
-  // Only the copy of the start may be needed again.
-  for (const storage::LocalPart& p : storage::list_parts(folder_->path()))
-    if (CopyId(p.description.name.step, p.description.name.start) != from_)
-      storage::remove_part(p.folder);
+  control_.any(false);  // all ranks have accepted the start, and nobody reads it any more
+  if (is_first()) {
+    remove_damaged();
+    // Only the copy of the start may be needed again.
+    for (const storage::LocalPart& p : storage::list_parts(folder_->path()))
+      if (CopyId(p.description.name.step, p.description.name.start) != from_)
+        storage::remove_part(p.folder);
+    folder_->remove_temporaries();  // also the checkpoint of the start
+    std::error_code error;
+    if (!run_.replaced.empty() && run_.replaced != run_.name)
+      fs::remove_all(folder_->path().parent_path() / run_.replaced, error);
+    folder_->remove_leftovers(storage::kLeaseStale);
+  }
+  control_.any(false);  // before the first copy, whose files are temporary at first
 }
 
 void LocalCopies::record() const {
@@ -368,35 +393,31 @@ void LocalCopies::record() const {
     remove_local_run(run_dir);
 }
 
-std::vector<LocalNeed> LocalCopies::needs(int64_t own_bytes) const {
-  const int64_t available =
-      storage::is_in_memory(folder_->path()) ? available_host_memory() : int64_t(-1);
-  // The copies that this host has are replaced.
-  const std::vector<std::string> all = control_.texts(
-      fmt::format("{} {}", own_bytes, available < 0 ? -1 : available + folder_->bytes()));
-  std::vector<LocalNeed> hosts(first_of_.size());
-  const auto host_of = [&](size_t rank) {
-    const auto first = std::ranges::find(host_names_, host_names_[rank]) - host_names_.begin();
-    return size_t(std::ranges::find(first_of_, int(first)) - first_of_.begin());
-  };
-  const auto replicas = replica_ranks(host_names_, options_.replicas);
+std::vector<LocalNeed> LocalCopies::needs(const checkpoint::CheckpointParts& parts) const {
+  const fs::path& folder = folder_->path();
+  const bool in_memory = storage::is_in_memory(folder);
+  int64_t memory = available_host_memory(), room = storage::free_bytes(folder);
+  const int64_t replaced = folder_->bytes();  // the copies that this host has
+  if (in_memory && memory >= 0) memory += replaced;
+  if (room >= 0) room += replaced;
+  const std::vector<std::string> all =
+      control_.texts(fmt::format("{} {} {} {} {}", checkpoint::shard_bytes(parts),
+                                 checkpoint::snapshot_bytes(parts), int(in_memory), memory, room));
+  std::vector<RankNeed> ranks;
   for (size_t rank = 0; rank < all.size(); ++rank) {
-    int64_t bytes = 0, left = -1;
-    std::istringstream(all[rank]) >> bytes >> left;
-    LocalNeed& own = hosts[host_of(rank)];
-    own.host = host_names_[rank];
-    own.bytes += kKeptSteps * bytes;
-    if (left >= 0) own.available = own.available < 0 ? left : std::min(own.available, left);
-    for (const int to : replicas[rank]) hosts[host_of(size_t(to))].bytes += kKeptSteps * bytes;
+    RankNeed& r = ranks.emplace_back(RankNeed{.host = host_names_[rank]});
+    int of_memory = 0;
+    std::istringstream(all[rank]) >> r.part >> r.staged >> of_memory >> r.memory >> r.room;
+    r.in_memory = of_memory != 0;
   }
-  return hosts;
+  return needs_of_hosts(ranks, options_.replicas);
 }
 
 std::string LocalCopies::prepare(Reporter* reporter) {
   reporter_ = reporter;
   if (!on()) return "off: " + off_;
   const checkpoint::CheckpointParts parts = trainer_.checkpoint_parts();
-  const std::vector<LocalNeed> hosts = needs(checkpoint::shard_bytes(parts));
+  const std::vector<LocalNeed> hosts = needs(parts);
   if (const std::string why = refusal(hosts, options_.max_bytes); !why.empty()) {
     turn_off(why);
     return "off: " + why;
@@ -419,11 +440,11 @@ std::string LocalCopies::prepare(Reporter* reporter) {
       turn_off(e);
       return "off: " + e;
     }
-  const auto most = std::ranges::max_element(hosts, {}, &LocalNeed::bytes);
-  std::string text =
-      fmt::format("every {} in {}, {} of copies on a host",
-                  options_.every_steps == 1 ? "step" : count_text(options_.every_steps, "step"),
-                  options_.dir, human_bytes(double(most->bytes)));
+  const auto most = std::ranges::max_element(hosts, {}, [](const auto& h) { return h.bytes(); });
+  std::string text = fmt::format(
+      "every {} in {}, up to {} on a host, and {} of its memory for what is copied",
+      options_.every_steps == 1 ? "step" : count_text(options_.every_steps, "step"), options_.dir,
+      human_bytes(double(most->parts)), human_bytes(double(most->staged)));
   if (options_.replicas > 0)
     text += fmt::format(", {} on other hosts", count_text(int64_t(replicas.size()), "replica"));
   if (options_.replicas > int(replicas.size()))
@@ -431,12 +452,19 @@ std::string LocalCopies::prepare(Reporter* reporter) {
   return text;
 }
 
-void LocalCopies::save(const RunSave& save) {
+void LocalCopies::save(const RunSave& save, std::shared_ptr<const checkpoint::Snapshot> staged) {
   if (!saver_) return;
   const auto began = std::chrono::steady_clock::now();
   finish();
-  begin_local(trainer_, save, *saver_);
-  if (reporter_) reporter_->stalled(std::chrono::steady_clock::now() - began);
+  const int64_t bytes = staged ? 0 : saver_->staged_bytes();
+  begin_local(trainer_, save, *saver_, std::move(staged));
+  if (!reporter_) return;
+  reporter_->staged_locally(bytes);
+  reporter_->stalled(std::chrono::steady_clock::now() - began);
+}
+
+void LocalCopies::release_staged() {
+  if (saver_ && saver_->reads_staged()) finish();
 }
 
 void LocalCopies::finish() {

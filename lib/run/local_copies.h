@@ -2,6 +2,7 @@
 // from, and when they are written. Whatever fails here is a warning, and the run continues.
 #pragma once
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <set>
@@ -14,6 +15,7 @@
 #include "plan/options/train_options.h"
 #include "run/chosen_start.h"
 #include "run/local_choice.h"
+#include "run/local_need.h"
 #include "run/run_checkpoint.h"
 #include "storage/checkpoint_dir.h"
 #include "storage/damaged_checkpoint.h"
@@ -33,31 +35,24 @@ LocalRun local_run(const std::filesystem::path& run_dir, bool continues);
 void write_local_run(const std::filesystem::path& run_dir, const LocalRun& run);
 void remove_local_run(const std::filesystem::path& run_dir);  // if there is one
 
-// The memory that local copies take on a host.
-struct LocalNeed {
-  std::string host;
-  int64_t bytes = 0;  // of parts: two steps of the host's ranks, and of those it has replicas of
-  int64_t available = -1;  // bytes of memory, if the folder is in memory; -1: unknown
-};
-// Returns why copies of this size are not made; empty if they are. `most` is
-// checkpoint.local.max_gib in bytes; 0: no limit.
-std::string refusal(const std::vector<LocalNeed>& hosts, int64_t most);
-
 // All ranks make one object, and call its functions alike.
 class LocalCopies {
  public:
-  // Makes the folder of each host, and removes leftovers. `continues`, on rank 0: the run continues
+  // Makes the folder of each host, and removes nothing. `continues`, on rank 0: the run continues
   // the one in its folder.
   LocalCopies(train::Trainer& trainer, bool continues);
-  ~LocalCopies();
+  ~LocalCopies();  // also removes the checkpoint that was made for the start
 
   // The newest step wins: makes the start that of a local copy if all of its parts exist, and it is
   // newer.
   void improve(ChosenStart& start);
-  // Goes back to the checkpoint of the start. Throws the damage if there is none.
+  // Replaces the copy of the start, whose damage showed when it was loaded: by the same one if all
+  // bytes are right when they are read again, or by an older copy, or by the checkpoint of the
+  // start. If there is none, removes the damaged copy, and throws the damage.
   void leave(ChosenStart& start, const storage::DamagedCheckpoint& damage);
-  // Removes the copies that this start does not need. Call it when the start was read.
-  void release_start();
+  // Removes what this start does not need: older copies, damaged ones, and leftovers of killed
+  // processes and of dead jobs. Call it when all ranks have read the start, and the run has it.
+  void accept_start();
   // Records in the run folder that these copies are those of its run. If none are made, no later
   // start may use the copies of earlier ones. Only rank 0 calls it.
   void record() const;
@@ -65,8 +60,11 @@ class LocalCopies {
   // Makes the memory for copies. Returns a text for the banner.
   // Only rank 0 has a reporter.
   std::string prepare(Reporter* reporter);
-  // Copies this step. Waits until the copy before is complete.
-  void save(const RunSave& save);
+  // Copies this step. Waits until the copy before is complete. `staged`, which may be null, is a
+  // copy of this step in memory.
+  void save(const RunSave& save, std::shared_ptr<const checkpoint::Snapshot> staged = {});
+  // Waits until no copy reads a `staged` memory.
+  void release_staged();
   // Waits for the last copy. `saved`: a checkpoint has the same step, so the copies are removed.
   void end(bool saved);
 
@@ -78,10 +76,13 @@ class LocalCopies {
   void find_hosts();
   void make_folder();
   void open_server();
-  std::vector<LocalNeed> needs(int64_t own_bytes) const;
+  std::vector<LocalNeed> needs(const checkpoint::CheckpointParts& parts) const;
   std::vector<storage::LocalPart> sound_parts() const;
   std::vector<storage::LocalPart> provided(const LocalChoice& choice) const;
-  bool drop_damaged(const LocalChoice& choice);
+  bool find_damage(const LocalChoice& choice);
+  void distrust(const CopyId& copy);
+  void remove_damaged() const;
+  void remove_start_folder() const;
   storage::CheckpointRef assemble(const LocalChoice& choice);
   void gather_files(const LocalChoice& choice, const std::vector<storage::PartDescription>& parts,
                     const std::set<std::string>& read, const std::filesystem::path& folder);
@@ -106,7 +107,8 @@ class LocalCopies {
   std::optional<storage::LocalFolder> folder_;
   std::unique_ptr<comm::FileServer> server_;
   CopyId from_;                    // of the copy from which the run starts
-  std::set<std::string> damaged_;  // names of parts
+  CopyId left_;                    // of the last copy that was damaged when it was loaded
+  std::set<std::string> damaged_;  // names of parts of this host, on its first rank
   std::string off_;                // why no copies are made; empty if they are
   int64_t failures_ = 0;           // copies that were not complete
   std::optional<checkpoint::LocalSaver> saver_;

@@ -169,6 +169,8 @@ void Reporter::step(const train::StepStats& s, const StepFigures& figures) {
 void Reporter::add_saves(std::vector<observe::Metric>& metrics) {
   if (failed_saves_ > 0) metrics.push_back({"checkpoint.failed_saves", failed_saves_});
   if (failed_copies_ > 0) metrics.push_back({"checkpoint.local_failures", failed_copies_});
+  if (const auto staged = std::exchange(staged_locally_, {}))
+    metrics.push_back({"checkpoint.local_staged_bytes", *staged});
   if (skipped_saves_ > 0) metrics.push_back({"checkpoint.skipped_saves", skipped_saves_});
   if (const auto stalled = std::exchange(stalled_in_step_, {}); stalled.count() > 0)
     metrics.push_back({"checkpoint.stall_ms", 1e3 * seconds(stalled)});
@@ -232,6 +234,10 @@ void Reporter::validation(double loss, int64_t samples, bool best) {
 void Reporter::save_failed() {
   ++failed_saves_;
   times_.pause();
+}
+
+void Reporter::staged_locally(int64_t bytes) {
+  staged_locally_ = staged_locally_.value_or(0) + bytes;
 }
 
 void Reporter::save_skipped() {

@@ -44,7 +44,8 @@ class Reporter {
   void validation(double loss, int64_t samples, bool best);
   void save_failed();  // counts a checkpoint that could not be saved
   void local_copies_failed(int64_t copies) { failed_copies_ = copies; }  // until now
-  void save_skipped();  // counts a checkpoint that was due while another was written
+  void staged_locally(int64_t bytes);  // adds what a local copy has copied into memory
+  void save_skipped();                 // counts a checkpoint that was due while another was written
   // `began`: when the save of the newest checkpoint began, after its step.
   void saved(std::chrono::steady_clock::time_point began) { newest_ = began; }
   // Adds a time for which training has waited for saves.
@@ -86,6 +87,7 @@ class Reporter {
   int64_t steps_ = 0, tokens_ = 0, failed_saves_ = 0, skipped_saves_ = 0;
   Clock::duration stalled_{0}, stalled_in_step_{0};  // in all, and since the last record
   int64_t failed_copies_ = 0;                        // on the hosts themselves
+  std::optional<int64_t> staged_locally_;            // bytes since the last record
   int64_t saves_ = 0;                                // in the background
   Written all_written_;                              // of all of them
   std::optional<Written> last_written_;              // since the last record

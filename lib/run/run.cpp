@@ -383,9 +383,9 @@ class Training {
         note(fmt::format("checkpoint.load={}: no checkpoint there, starting at step 1",
                          plan_.folders.load_path));
     }
-    if (local_) local_->release_start();
     const auto job_ids = trainer_.control().texts(job_.id);
     if (reporter_) begin_files(job_ids);
+    if (local_) local_->accept_start();
     if (plan_.checkpoint.consolidated == Consolidated::every) consolidate(saver_->newest().path);
   }
 
@@ -483,7 +483,7 @@ class Training {
                  .data = identity_ ? &*identity_ : nullptr,
                  .evaluation = {.samples = validation_.samples()}};
     if (const auto result = validation_.of_step(step)) copy.evaluation = *result;
-    local_->save(copy);
+    local_->save(copy, saver_->staged(step));
     times_->pause();
   }
 
@@ -501,6 +501,7 @@ class Training {
   }
 
   void before_save() {
+    if (local_) local_->release_staged();  // the save stages another step
     if (folder_) folder_->check();
   }
 

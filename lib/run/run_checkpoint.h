@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -46,8 +47,10 @@ std::filesystem::path save_run(train::Trainer& trainer, const std::filesystem::p
 void begin_save(train::Trainer& trainer, const std::filesystem::path& root, const RunSave& save,
                 checkpoint::BackgroundSaver& saver);
 
-// Begins a copy on the hosts themselves, as the training is now. All ranks must call it.
-void begin_local(train::Trainer& trainer, const RunSave& save, checkpoint::LocalSaver& saver);
+// Begins a copy on the hosts themselves, as the training is now. All ranks must call it. `staged`
+// is null, or a copy of this step in memory.
+void begin_local(train::Trainer& trainer, const RunSave& save, checkpoint::LocalSaver& saver,
+                 std::shared_ptr<const checkpoint::Snapshot> staged = {});
 
 // Makes the trainer continue from the checkpoint in `folder`. Throws UserError if the checkpoint
 // does not fit the run's model, data or seed. Rank 0 compares the data by `data`; if that is null,

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -83,6 +84,10 @@ class RunSaver {
   }
   // The step of the save that is being written, or of the last one.
   int64_t written_step() const { return written_.step; }
+  // The copy in memory from which this step is being written; null if it is not.
+  std::shared_ptr<const checkpoint::Snapshot> staged(int64_t step) const {
+    return writing() && written_.step == step ? background_->staged() : nullptr;
+  }
   // The lowest validation loss of a saved step.
   double lowest_loss() const { return lowest_loss_; }
   void set_lowest_loss(double loss) { lowest_loss_ = loss; }

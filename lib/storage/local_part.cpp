@@ -10,6 +10,8 @@
 #include <cerrno>
 #include <charconv>
 #include <cstring>
+#include <set>
+#include <utility>
 
 #include <nlohmann/json.hpp>
 
@@ -228,12 +230,15 @@ LocalFolder::~LocalFolder() { ::close(lock_); }
 
 int64_t LocalFolder::bytes() const {
   int64_t bytes = 0;
+  std::set<std::pair<dev_t, ino_t>> counted;
   std::error_code error;
   fs::recursive_directory_iterator it(path_, error);
   for (const fs::recursive_directory_iterator end; !error && it != end; it.increment(error)) {
-    std::error_code gone;
-    const auto size = it->is_regular_file(gone) ? it->file_size(gone) : 0;
-    if (!gone) bytes += int64_t(size);
+    struct stat info;
+    if (::lstat(it->path().c_str(), &info) < 0 || !S_ISREG(info.st_mode)) continue;
+    constexpr int64_t kStatBlock = 512;  // the unit of st_blocks
+    if (counted.emplace(info.st_dev, info.st_ino).second)
+      bytes += std::min<int64_t>(info.st_size, kStatBlock * int64_t(info.st_blocks));
   }
   return bytes;
 }

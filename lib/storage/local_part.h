@@ -90,7 +90,8 @@ class LocalFolder {
   LocalFolder& operator=(const LocalFolder&) = delete;
 
   const std::filesystem::path& path() const { return path_; }
-  int64_t bytes() const;  // of all files
+  // Returns the bytes that its files take. A file with several names counts once, and holes do not.
+  int64_t bytes() const;
 
   // Removes what killed saves of this run have left.
   void remove_temporaries() const;

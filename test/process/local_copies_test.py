@@ -186,7 +186,7 @@ def damage(expected):
     content[-5] ^= 4
     file.write_bytes(content)
     finish(run, start(run, "checkpoint.load=latest", launcher=two_ranks()))
-    if "is damaged, and is removed" not in output(run) or continued_from(run) >= step or losses(run) != expected:
+    if "is damaged, and is not used" not in output(run) or continued_from(run) >= step or losses(run) != expected:
         fail("a damaged part", output(run))
     print(f"a part of step {step} is damaged: continued after step {continued_from(run)}")
     expect_removed("a damaged part")

@@ -1,10 +1,13 @@
 // Tests copies of a training in folders of the hosts: together they are the checkpoint of their
 // step, and a failure costs no older copy.
 #include <atomic>
+#include <set>
+#include <thread>
 
 #include <catch2/catch.hpp>
 
 #include "base/error.h"
+#include "checkpoint/background_saver.h"
 #include "checkpoint/local_saver.h"
 #include "checkpoint/needed_files.h"
 #include "run/run_checkpoint.h"
@@ -28,7 +31,7 @@ const std::string kStart(16, 'a'), kEarlier(16, '0');
 
 Recipe recipe(int ranks, const Changes& changes) {
   return tiny(
-      with({"train.global_batch_size=8", "train.micro_batch_size=1", "train.steps=6"}, changes),
+      with({"train.global_batch_size=8", "train.micro_batch_size=1", "train.steps=8"}, changes),
       ranks);
 }
 
@@ -225,6 +228,98 @@ TEST_CASE("parts are sent to peers, and a peer that is gone fails no copy") {
                           }});
   CHECK(outcomes[0].written);
   CHECK_THAT(outcomes[0].not_sent, Contains("rank 1 on") && Contains("no replica on node2"));
+}
+
+TEST_CASE("the newest step with all replicas stays until a newer one has all") {
+  const TemporaryFolder copies, replicas;
+  const comm::ProvenSocket::Options socket{.token = Token::random(),
+                                           .patience = std::chrono::seconds(2)};
+  // The replicas of the copies `refused` are not accepted: the server asks once for each.
+  std::atomic<int> asked = 0;
+  const std::set<int> refused{3, 4};
+  const comm::FileServer server(
+      {.address = "127.0.0.1", .socket = socket, .root = replicas.path, .admit = [&](int64_t) {
+         if (refused.contains(++asked)) throw RunError("no room");
+       }});
+  const auto steps_after = [&](int steps) {
+    for (const fs::path& root : {copies.path, replicas.path})
+      for (const std::string& name : names_in(root)) fs::remove_all(root / name);
+    asked = 0;
+    const auto outcomes =
+        outcomes_of({.steps = steps, .copies = copies.path, .set = [&](int rank, auto& o) {
+                       o.socket = socket;
+                       if (rank == 1) o.peers = {{"node1", "127.0.0.1", server.port()}};
+                     }});
+    for (int step = 1; step <= steps; ++step) {
+      INFO(step);
+      CHECK(outcomes[size_t(step - 1)].written);
+      CHECK(outcomes[size_t(step - 1)].not_sent.empty() == !refused.contains(step));
+    }
+    std::set<int64_t> kept;
+    for (const storage::LocalPart& p : storage::list_parts(copies.path))
+      kept.insert(p.description.name.step);
+    CHECK(storage::list_parts(copies.path).size() == 2 * kept.size());
+    return kept;
+  };
+  CHECK(steps_after(2) == std::set<int64_t>{1, 2});
+  CHECK(steps_after(3) == std::set<int64_t>{2, 3});
+  CHECK(steps_after(4) == std::set<int64_t>{2, 3, 4});
+  CHECK(steps_after(5) == std::set<int64_t>{2, 4, 5});
+  CHECK(steps_after(6) == std::set<int64_t>{5, 6});
+}
+
+TEST_CASE("copies of an earlier start stay until a step of this one has all replicas") {
+  const TemporaryFolder copies;
+  const std::string old = storage::PartName{.step = 40, .start = kEarlier, .rank = 7}.text();
+  fs::create_directory(copies / old);
+  outcomes_of({.steps = 3, .copies = copies.path, .set = [&](int rank, LocalSaver::Options& o) {
+                 o.socket = {.token = Token::random(), .patience = std::chrono::seconds(2)};
+                 if (rank == 1) o.peers = {{"node1", "127.0.0.1", 1}};  // nobody listens
+               }});
+  CHECK(names_in(copies.path) ==
+        std::vector<std::string>{part(2, 0), part(2, 1), part(3, 0), part(3, 1), old});
+}
+
+TEST_CASE("a copy is written from the memory of a checkpoint of the same step") {
+  const TemporaryFolder copies, saves;
+  const Recipe r = recipe(2, kFsdp2);
+  run_ranks(2, "thread", [&](TestRank& rank) {  // with the stream sanitizer
+    train::Trainer t = make_trainer(rank.device, r, std::make_shared<CountingData>(), rank.world);
+    checkpoint::BackgroundSaver background(rank.device, t.checkpoint_parts(), rank.world.mailbox());
+    std::atomic<bool> saved = false;
+    LocalSaver local(rank.device, t.checkpoint_parts(),
+                     {.folder = copies.path,
+                      .start = kStart,
+                      .first_of_host = rank.rank() == 0,
+                      .admit = [&](int64_t) {  // the copy is written after the checkpoint
+                        while (!saved) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                      }});
+    for (const bool both : {false, true, false, true}) {
+      t.step();
+      saved = !both;
+      if (both) run::begin_save(t, saves.path, {}, background);
+      run::begin_local(t, {}, local, both ? background.staged() : nullptr);
+      CHECK(local.reads_staged() == both);
+      t.step();  // the training continues while both read the memory
+      if (both) {
+        while (!t.control().any(background.ended(std::chrono::milliseconds(1)))) {
+        }
+        background.take();
+      }
+      saved = true;
+      CHECK(local.finish().written);
+      CHECK_FALSE(local.reads_staged());
+    }
+  });
+  const auto latest = storage::find_latest(saves.path);
+  REQUIRE(latest);
+  CHECK(latest->step == 7);
+  const fs::path saved = latest->path;
+  const TemporaryFolder made;
+  const fs::path folder = checkpoint_of(copies.path, latest->step, made.path);
+  for (const auto set : {storage::TensorSet::weights, storage::TensorSet::optimizer})
+    CHECK(same_tensors(folder, saved, set));
+  CHECK(read_file(folder / "state.json") == read_file(saved / "state.json"));
 }
 
 TEST_CASE("copies change no loss") {

@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <fstream>
 #include <functional>
@@ -34,12 +35,24 @@ constexpr const char* kHere = "127.0.0.1";
 
 struct Server {
   TemporaryFolder root;
-  ProvenSocket::Options socket{.token = Token::random(), .patience = 2s, .proof = 500ms};
+  ProvenSocket::Options socket;
   FileServer server;
   explicit Server(std::function<void(int64_t)> admit = {})
-      : server({.address = kHere, .socket = socket, .root = root.path, .admit = std::move(admit)}) {
+      : Server({.admit = std::move(admit)}, 500ms) {}
+  Server(FileServer::Options options, std::chrono::milliseconds proof)
+      : socket{.token = Token::random(), .patience = 2s, .proof = proof},
+        server(completed(std::move(options))) {}
+  FileClient client(std::chrono::milliseconds retry = {}) const {
+    return {kHere, server.port(), socket, retry};
   }
-  FileClient client() const { return {kHere, server.port(), socket}; }
+
+ private:
+  FileServer::Options completed(FileServer::Options options) const {
+    options.address = kHere;
+    options.socket = socket;
+    options.root = root.path;
+    return options;
+  }
 };
 
 std::string pattern(size_t bytes) {
@@ -151,20 +164,101 @@ TEST_CASE("a stranger without the token reads and writes nothing") {
   CHECK(read_file(from.path / "copy") == "the weights of the model");
 }
 
-TEST_CASE("strangers that are silent are dropped, and peers then connect") {
-  const Server s;
+TEST_CASE("strangers that are silent keep no peer waiting") {
+  // They would be dropped after the time for the proof, which is longer than this test.
+  const Server s({.most_strangers = 16}, 60s);
+  const TemporaryFolder to;
+  make_folder(s.root.path, "a", {{"x", "1234"}});
+  FileClient early = s.client();
   std::vector<int> silent;
-  for (size_t i = 0; i < FileServer::kMostConnections + 8; ++i)
-    silent.push_back(connect_to(s.server.port()));
-  CHECK(within(5s, [&] {
-    try {
-      s.client();
-      return true;
-    } catch (const CommError&) {
-      return false;
-    }
-  }));
+  for (int i = 0; i < 100; ++i) silent.push_back(connect_to(s.server.port()));
+  const auto began = std::chrono::steady_clock::now();
+  FileClient late = s.client(5s);
+  late.fetch("a", "x", to.path / "late");
+  early.fetch("a", "x", to.path / "early");  // it is proven, so no stranger takes its place
+  CHECK(std::chrono::steady_clock::now() - began < 2s);
+  // The oldest ones were closed; at most 16 are left.
+  int left = 0;
+  for (const int fd : silent) {
+    char c;
+    if (::recv(fd, &c, 1, MSG_DONTWAIT) < 0 && errno == EAGAIN) ++left;
+  }
+  CHECK(left <= 16);
   for (const int fd : silent) close(fd);
+}
+
+TEST_CASE("200 peers are served by a server that takes a few at once, among strangers") {
+  constexpr int kPeers = 200;
+  const Server s({.most_peers = 8, .most_strangers = 8}, 60s);
+  const TemporaryFolder work;
+  const std::string content = pattern(100'001);
+  make_folder(s.root.path, "a", {{"x", content}});
+  std::atomic<bool> done = false;
+  std::thread strangers([&] {  // they come again as soon as they are dropped
+    std::vector<int> open;
+    while (!done) {
+      open.push_back(connect_to(s.server.port()));
+      if (open.size() > 12) {
+        close(open.front());
+        open.erase(open.begin());
+      }
+      std::this_thread::sleep_for(1ms);
+    }
+    for (const int fd : open) close(fd);
+  });
+  std::atomic<int> served = 0;
+  std::vector<std::string> errors(kPeers);
+  std::vector<std::thread> peers;
+  for (int i = 0; i < kPeers; ++i)
+    peers.emplace_back([&, i] {
+      try {
+        const std::string name = fmt::format("p{}", i);
+        const fs::path own = make_folder(work.path, name, {{"y", name}});
+        RateLimit unlimited(0);
+        FileClient client = s.client(60s);
+        client.fetch("a", "x", own / "x");
+        client.send_folder(own, unlimited);
+        if (read_file(own / "x") == content) ++served;
+      } catch (const std::exception& e) {
+        errors[size_t(i)] = e.what();
+      }
+    });
+  for (std::thread& t : peers) t.join();
+  done = true;
+  strangers.join();
+  for (const std::string& e : errors) CHECK(e == "");
+  CHECK(served == kPeers);
+  for (int i = 0; i < kPeers; ++i) {
+    const std::string name = fmt::format("p{}", i);
+    CHECK(read_file(s.root.path / name / "y") == name);
+    CHECK(fs::file_size(s.root.path / name / "x") == content.size());
+  }
+}
+
+TEST_CASE("a client tries again only while somebody listens, and within its time") {
+  uint16_t gone = 0;
+  {
+    const Server s;
+    gone = s.server.port();
+  }
+  ProvenSocket::Options socket{.token = Token::random(), .patience = 2s, .proof = 500ms};
+  auto began = std::chrono::steady_clock::now();
+  CHECK_THROWS_AS(FileClient(kHere, gone, socket, 30s), ConnectionRefused);
+  CHECK(std::chrono::steady_clock::now() - began < 5s);
+
+  const Server full({.most_peers = 1}, 500ms);
+  const TemporaryFolder to;
+  make_folder(full.root.path, "a", {{"x", "1234"}});
+  FileClient first = full.client();
+  first.fetch("a", "x", to.path / "1");
+  FileClient second = full.client();
+  CHECK_THROWS_AS(second.fetch("a", "x", to.path / "2"), CommError);
+  CHECK_FALSE(fs::exists(to.path / "2"));
+  began = std::chrono::steady_clock::now();
+  FileClient third = full.client(300ms);
+  CHECK_THROWS_AS(third.fetch("a", "x", to.path / "3"), CommError);
+  CHECK(std::chrono::steady_clock::now() - began < 1500ms);
+  first.fetch("a", "x", to.path / "4");
 }
 
 TEST_CASE("names that leave the folder are refused") {

@@ -1,4 +1,7 @@
 // Tests which local copy a run continues from, and where replicas go.
+#include <numeric>
+#include <set>
+
 #include <catch2/catch.hpp>
 
 #include "run/local_choice.h"
@@ -109,6 +112,24 @@ TEST_CASE("replicas go to the same place on the next hosts") {
   CHECK(replica_ranks({"a", "b"}, 2) == To{{1}, {0}});
   CHECK(replica_ranks({"a", "a", "b"}, 1) == To{{2}, {2}, {0}});
   CHECK(replica_ranks({"a", "b", "a", "b"}, 1) == To{{1}, {0}, {3}, {2}});
+}
+
+TEST_CASE("each host gets parts from the host after it first, and from each host once") {
+  using Order = std::vector<int>;
+  CHECK(fetch_order({0, 0, 1, 1, 2, 2}, 0, 3) == Order{2, 3, 4, 5, 0, 1});
+  CHECK(fetch_order({0, 0, 1, 1, 2, 2}, 2, 3) == Order{0, 1, 2, 3, 4, 5});
+  CHECK(fetch_order({2, 0, 2, 0}, 1, 3) == Order{0, 2, 1, 3});
+  CHECK(fetch_order({}, 0, 1).empty());
+  // At each moment every host is asked by one other host.
+  constexpr int kHosts = 100;
+  std::vector<int> host_of(kHosts);
+  std::iota(host_of.begin(), host_of.end(), 0);
+  for (int turn = 0; turn + 1 < kHosts; ++turn) {
+    std::set<int> asked;
+    for (int host = 0; host < kHosts; ++host)
+      asked.insert(fetch_order(host_of, host, kHosts)[size_t(turn)]);
+    CHECK(asked.size() == kHosts);
+  }
 }
 
 TEST_CASE("a list of parts that was changed has no parts that were not named") {

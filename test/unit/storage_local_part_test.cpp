@@ -119,6 +119,25 @@ TEST_CASE("the folder of a run is private, and is not made in a folder of others
   }
 }
 
+TEST_CASE("the bytes of a folder count a file with two names once, and no holes") {
+  const TemporaryFolder root;
+  const LocalFolder folder(root.path / "dir", "node0", "run-1");
+  CHECK(folder.bytes() == 0);
+  const fs::path part = folder.path() / "part", start = folder.path() / ".start";
+  fs::create_directory(part);
+  fs::create_directory(start);
+  std::ofstream(part / "a") << std::string(100'000, 'a');
+  CHECK(folder.bytes() == 100'000);
+  fs::create_hard_link(part / "a", start / "a");
+  fs::create_symlink(part / "a", start / "b");
+  CHECK(folder.bytes() == 100'000);
+  std::ofstream(start / "c").close();
+  fs::resize_file(start / "c", 50'000'000);
+  CHECK(folder.bytes() == 100'000);
+  std::ofstream(start / "d") << "1234";
+  CHECK(folder.bytes() == 100'004);
+}
+
 TEST_CASE("leftovers are removed, and folders that a process uses stay") {
   const TemporaryFolder root;
   const fs::path host = root.path / "dir" / "node0";

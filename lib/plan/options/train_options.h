@@ -43,6 +43,9 @@ struct LocalCopyOptions {
   int64_t max_bytes = 0;           // on a host; 0: no limit
   double replica_bytes_per_s = 0;  // of a host; 0: no limit
   bool on() const { return !dir.empty(); }
+  // The steps whose parts a host has at most: the newest complete one, and the one that is being
+  // written. If replicas fail, the newest step that has all of them stays as well.
+  static int64_t kept_steps(int64_t replicas) { return replicas > 0 ? 3 : 2; }
 };
 
 struct CheckpointOptions {

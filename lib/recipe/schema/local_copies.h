@@ -28,7 +28,7 @@ struct LocalCopiesConfig {
             {.min = 0, .max = 2}},
       Field{"max_gib",
             &LocalCopiesConfig::max_gib,
-            "the most memory or disk that copies may take on a host; 0: what is free",
+            "the most memory and disk that copies may take on a host; 0: what is free",
             {.unit = "GiB", .min = 0}},
       Field{"replica_gbps",
             &LocalCopiesConfig::replica_gbps,
