@@ -22,6 +22,13 @@ struct AdamWRounding {
   int64_t first = 0, at = 0, columns = 0, stride = 0;
 };
 
+// What follows from the learning rate, the decay and the number of an update.
+struct AdamWFactors {
+  float step_size;     // lr / (1 - beta1^step)
+  float v_correction;  // 1 / (1 - beta2^step)
+  float keep;          // the weight's own factor: 1 - lr * weight_decay under decoupled decay
+};
+
 struct AdamW {
   Span master;     // fp32; without a master, param itself is updated
   Span m, v;       // fp32, or both bf16
@@ -34,9 +41,16 @@ struct AdamW {
   bool decoupled_decay = true;
   int64_t step;            // number of this update, from 1 (for the bias correction)
   AdamWRounding rounding;  // for param if there is no master, and for bf16 moments
+  // Both optional, and read when the launch runs: the AdamWFactors (three fp32), which replace
+  // those that follow from lr, weight_decay and step; and rounding's key and moments_key (two
+  // int64).
+  ConstSpan factors_in_memory = {}, keys_in_memory = {};
 
   int64_t count() const { return master ? master.count : param.count; }
 };
+
+// Computes them on the host.
+AdamWFactors factors_of(const AdamW&);
 
 namespace cpu {
 void run(const AdamW&);

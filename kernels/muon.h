@@ -30,7 +30,12 @@ struct MuonUpdate {
   Span param;           // bf16 or fp16
   ConstSpan grad_scale;
   float lr, weight_decay;
+  // Optional, two fp32: lr, and the weight's own factor. Read when the launch runs; they replace
+  // those that follow from lr and weight_decay.
+  ConstSpan factors_in_memory = {};
 };
+// Returns the weight's own factor, 1 - lr * weight_decay.
+float keep_of(const MuonUpdate&);
 
 namespace cpu {
 void run(const MuonDirection&);

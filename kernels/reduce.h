@@ -22,6 +22,8 @@ struct ClipScale {
   Span norm, scale;  // fp32, one element each
   float max_norm;
   double unscale = 1;  // 1 / the scale of the loss, and thus of the gradients
+  // Optional, one fp64: replaces `unscale`, and is read when the launch runs.
+  ConstSpan unscale_in_memory = {};
 };
 // out[n] += the sum of x[t, n] over t: the gradient of a bias.
 struct ColumnSum {

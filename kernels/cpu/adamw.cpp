@@ -1,7 +1,20 @@
 #include "kernels/adamw.h"
 
+#include <cmath>
+
 #include "kernels/cpu/check.h"
 #include "kernels/cpu/dispatch_table.h"
+
+namespace mtrain::kernels {
+
+AdamWFactors factors_of(const AdamW& a) {
+  const auto correction = [&](float beta) { return 1.0 - std::pow(double(beta), double(a.step)); };
+  return {.step_size = float(a.lr / correction(a.beta1)),
+          .v_correction = float(1.0 / correction(a.beta2)),
+          .keep = a.decoupled_decay ? std::fma(-a.lr, a.weight_decay, 1.0f) : 1.0f};
+}
+
+}  // namespace mtrain::kernels
 
 namespace mtrain::kernels::cpu {
 namespace {
@@ -19,6 +32,8 @@ void check_adamw(const AdamW& a) {
              a.master ? "beside" : "without");
   }
   if (a.grad_scale) check("adamw", "grad_scale", a.grad_scale, 1, DType::f32);
+  if (a.factors_in_memory) check("adamw", "factors", a.factors_in_memory, 3, DType::f32);
+  if (a.keys_in_memory) check("adamw", "keys", a.keys_in_memory, 2, DType::i64);
   MT_CHECK(a.step >= 1, "adamw: step {} must count from 1", a.step);
 }
 

@@ -1,7 +1,15 @@
 #include "kernels/muon.h"
 
+#include <cmath>
+
 #include "kernels/cpu/check.h"
 #include "kernels/cpu/dispatch_table.h"
+
+namespace mtrain::kernels {
+
+float keep_of(const MuonUpdate& a) { return std::fma(-a.lr, a.weight_decay, 1.0f); }
+
+}  // namespace mtrain::kernels
 
 namespace mtrain::kernels::cpu {
 namespace {
@@ -20,6 +28,7 @@ void check_update(const MuonUpdate& a) {
   check_dtype("muon_update", "master", a.master, DType::f32);
   check("muon_update", "direction", a.direction, a.master.count, DType::f32);
   if (a.param) check_holds("muon_update", "param", a.param, a.master.count);
+  if (a.factors_in_memory) check("muon_update", "factors", a.factors_in_memory, 2, DType::f32);
   if (a.grad_scale) check("muon_update", "grad_scale", a.grad_scale, 1, DType::f32);
 }
 

@@ -33,9 +33,11 @@ void run(const ClipScale& a) {
   check("clip", "norm", a.norm, 1, DType::f32);
   check("clip", "scale", a.scale, 1, DType::f32);
   if (a.loss) check("clip", "loss", a.loss, 1, DType::f64);
+  if (a.unscale_in_memory) check("clip", "unscale", a.unscale_in_memory, 1, DType::f64);
+  const double unscale = a.unscale_in_memory ? *a.unscale_in_memory.as<double>() : a.unscale;
   constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
   const double* squares = a.sum_squares.as<double>();
-  const double norm = std::sqrt(squares[0]) * a.unscale;
+  const double norm = std::sqrt(squares[0]) * unscale;
   const bool copies_finite = a.sum_squares.count < 2 || std::isfinite(squares[1]);
   *a.norm.as<float>() = copies_finite ? float(norm) : kNaN;
   // The fp32 norm decides, since the host reads it: host and optimizer then never disagree.
@@ -44,7 +46,7 @@ void run(const ClipScale& a) {
     return;
   }
   const double fitting = double(a.max_norm) / (norm + 1e-6);
-  *a.scale.as<float>() = float(a.unscale * (a.max_norm == 0 || fitting > 1 ? 1.0 : fitting));
+  *a.scale.as<float>() = float(unscale * (a.max_norm == 0 || fitting > 1 ? 1.0 : fitting));
 }
 
 }  // namespace mtrain::kernels::cpu

@@ -1,7 +1,5 @@
 #include "kernels/adamw.h"
 
-#include <cmath>
-
 #include "kernels/cuda/device/grid.h"
 #include "kernels/cuda/device/philox.h"
 
@@ -11,6 +9,17 @@ namespace {
 struct Update {
   float beta1, beta2, eps, step_size, v_correction;
   float keep, l2;  // the weight's factor: outside of the gradient, and in the gradient
+};
+
+// What an update reads when it runs, so that a graph can replay it. Null: the arguments count.
+struct InMemory {
+  const float* factors;
+  const int64_t* keys;
+
+  __device__ __forceinline__ void read(Update& u, AdamWRounding& rounding) const {
+    if (factors) u.step_size = factors[0], u.v_correction = factors[1], u.keep = factors[2];
+    if (keys) rounding.key = uint64_t(keys[0]), rounding.moments_key = uint64_t(keys[1]);
+  }
 };
 
 __device__ __forceinline__ uint16_t round_at_random(float w, uint32_t random) {
@@ -93,9 +102,11 @@ __device__ __forceinline__ void update(const Update& u, const AdamWRounding& rou
 // Also writes the copy of the master weights for compute, of type P, if there is one.
 template <int N, class P, class M>
 __global__ void adamw(float* master, M* m, M* v, const float* grad, P* param,
-                      const float* grad_scale, Update u, AdamWRounding rounding, int64_t count) {
+                      const float* grad_scale, Update u, AdamWRounding rounding, InMemory in_memory,
+                      int64_t count) {
   const float scale = grad_scale ? *grad_scale : 1.0f;
   if (!isfinite(scale)) return;
+  in_memory.read(u, rounding);
   for_vectors<N>(count, [=](auto lanes, int64_t i) {
     constexpr int L = decltype(lanes)::value;
     float w[L];
@@ -109,9 +120,10 @@ __global__ void adamw(float* master, M* m, M* v, const float* grad, P* param,
 // The update of bf16 parameters without master weights.
 template <int N, class M>
 __global__ void adamw_bf16(bf16* param, M* m, M* v, const float* grad, const float* grad_scale,
-                           Update u, AdamWRounding rounding, int64_t count) {
+                           Update u, AdamWRounding rounding, InMemory in_memory, int64_t count) {
   const float scale = grad_scale ? *grad_scale : 1.0f;
   if (!isfinite(scale)) return;
+  in_memory.read(u, rounding);
   for_vectors<N>(count, [=](auto lanes, int64_t i) {
     constexpr int L = decltype(lanes)::value;
     float w[L];
@@ -141,12 +153,14 @@ __global__ void adamw_bf16(bf16* param, M* m, M* v, const float* grad, const flo
 void run(const AdamW& a, CUstream_st* stream) {
   const int64_t n = a.count();
   if (n <= 0) return;
+  const AdamWFactors f = factors_of(a);
+  const InMemory in_memory{data<float>(a.factors_in_memory), data<int64_t>(a.keys_in_memory)};
   const Update u{.beta1 = a.beta1,
                  .beta2 = a.beta2,
                  .eps = a.eps,
-                 .step_size = float(a.lr / (1.0 - std::pow(double(a.beta1), double(a.step)))),
-                 .v_correction = float(1.0 / (1.0 - std::pow(double(a.beta2), double(a.step)))),
-                 .keep = a.decoupled_decay ? 1.0f - a.lr * a.weight_decay : 1.0f,
+                 .step_size = f.step_size,
+                 .v_correction = f.v_correction,
+                 .keep = f.keep,
                  .l2 = a.decoupled_decay ? 0.0f : a.weight_decay};
   with_width<float>(
       aligned({a.master.data, a.m.data, a.v.data, a.grad.data, a.param.data}), [&]<int N>() {
@@ -154,7 +168,7 @@ void run(const AdamW& a, CUstream_st* stream) {
           const auto with_master = [&]<class P>() {
             MT_LAUNCH((adamw<N, P, M>), flat_blocks(n, N), kFlatThreads, 0, stream,
                       data<float>(a.master), data<M>(a.m), data<M>(a.v), data<float>(a.grad),
-                      data<P>(a.param), data<float>(a.grad_scale), u, a.rounding, n);
+                      data<P>(a.param), data<float>(a.grad_scale), u, a.rounding, in_memory, n);
           };
           if (a.master && a.param.dtype == DType::f16)
             with_master.template operator()<f16>();
@@ -163,7 +177,7 @@ void run(const AdamW& a, CUstream_st* stream) {
           else
             MT_LAUNCH((adamw_bf16<N, M>), flat_blocks(n, N), kFlatThreads, 0, stream,
                       data<bf16>(a.param), data<M>(a.m), data<M>(a.v), data<float>(a.grad),
-                      data<float>(a.grad_scale), u, a.rounding, n);
+                      data<float>(a.grad_scale), u, a.rounding, in_memory, n);
         };
         if (a.m.dtype == DType::bf16)
           launch.template operator()<bf16>();

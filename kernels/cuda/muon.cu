@@ -35,8 +35,10 @@ __global__ void muon_normalize(float* x, const double* sum_squares, float eps, i
 
 template <int N, class P>
 __global__ void muon_update(float* master, const float* direction, P* param,
-                            const float* grad_scale, float lr, float keep, int64_t count) {
+                            const float* grad_scale, float lr, float keep, const float* factors,
+                            int64_t count) {
   if (grad_scale && !isfinite(*grad_scale)) return;
+  if (factors) lr = factors[0], keep = factors[1];
   for_vectors<N>(count, [=](auto lanes, int64_t i) {
     constexpr int L = decltype(lanes)::value;
     float w[L], d[L];
@@ -73,12 +75,12 @@ void run(const MuonNormalize& a, CUstream_st* stream) {
 void run(const MuonUpdate& a, CUstream_st* stream) {
   const int64_t n = a.master.count;
   if (n <= 0) return;
-  const float keep = 1.0f - a.lr * a.weight_decay;
+  const float keep = keep_of(a);
   with_width<float>(aligned({a.master.data, a.direction.data, a.param.data}), [&]<int N>() {
     const auto launch = [&]<class P>() {
       MT_LAUNCH((muon_update<N, P>), flat_blocks(n, N), kFlatThreads, 0, stream,
                 data<float>(a.master), data<float>(a.direction), data<P>(a.param),
-                data<float>(a.grad_scale), a.lr, keep, n);
+                data<float>(a.grad_scale), a.lr, keep, data<float>(a.factors_in_memory), n);
     };
     if (a.param.dtype == DType::f16)
       launch.template operator()<f16>();

@@ -75,7 +75,9 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void clip(const double* sum_squares, const double* copies, const double* loss,
-                     float* norm, float* scale, float max_norm, double unscale) {
+                     float* norm, float* scale, float max_norm, double unscale,
+                     const double* unscale_in_memory) {
+  if (unscale_in_memory) unscale = *unscale_in_memory;
   const float nan = __uint_as_float(0x7fc00000u);
   const double root = sqrt(*sum_squares) * unscale;
   const float seen = copies && !isfinite(*copies) ? nan : float(root);
@@ -128,7 +130,7 @@ void run(const ClipScale& a, CUstream_st* stream) {
   const double* squares = data<double>(a.sum_squares);
   const double* copies = a.sum_squares.count > 1 ? squares + 1 : nullptr;
   MT_LAUNCH(clip, 1, 1, 0, stream, squares, copies, data<double>(a.loss), data<float>(a.norm),
-            data<float>(a.scale), a.max_norm, a.unscale);
+            data<float>(a.scale), a.max_norm, a.unscale, data<double>(a.unscale_in_memory));
 }
 
 }  // namespace mtrain::kernels::cuda

@@ -1,22 +1,11 @@
 #include "model/graph_inputs.h"
 
 #include <algorithm>
-#include <memory>
 
 #include "model/step.h"
+#include "tensor/upload.h"
 
 namespace mtrain::model {
-
-namespace {
-template <class T>
-void write(Stream& stream, const Tensor& to, std::vector<T> values) {
-  device::Access access = to;
-  access.bytes = int64_t(values.size() * sizeof(T));
-  auto keep = std::make_shared<std::vector<T>>(std::move(values));
-  const void* data = keep->data();
-  stream.upload(access, std::move(keep), data);
-}
-}  // namespace
 
 GraphInputs::GraphInputs(Stream& stream, int64_t max_dropouts)
     : stream_(stream),
@@ -35,7 +24,7 @@ Tensor GraphInputs::dropout_key(const SegmentId& segment) {
 }
 
 void GraphInputs::set(Scalar& scalar, float value) {
-  if (value != scalar.value) write<float>(stream_, scalar.tensor, {value});
+  if (value != scalar.value) tensor::upload<float>(stream_, scalar.tensor, {value});
   scalar.value = value;
 }
 
@@ -45,7 +34,7 @@ void GraphInputs::set(const Values& v) {
   std::vector<int64_t> keys;
   for (const SegmentId& segment : segments_)
     keys.push_back(int64_t(mtrain::model::dropout_key(v.seed, segment, v.step, v.micro_batch)));
-  if (!keys.empty()) write<int64_t>(stream_, keys_N_, std::move(keys));
+  tensor::upload(stream_, keys_N_, std::move(keys));
 }
 
 }  // namespace mtrain::model

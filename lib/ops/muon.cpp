@@ -26,8 +26,13 @@ void muon_normalize(Stream& stream, const Tensor& x, const Tensor& sum_squares, 
           kernels::MuonNormalize{.x = x, .sum_squares = sum_squares, .eps = eps});
 }
 
+std::array<float, 2> muon_factors(float lr, float weight_decay) {
+  return {lr, keep_of(kernels::MuonUpdate{.lr = lr, .weight_decay = weight_decay})};
+}
+
 void muon_update(Stream& stream, const Tensor& master, const Tensor& direction,
-                 const Tensor& grad_scale, const Tensor& param, float lr, float weight_decay) {
+                 const Tensor& grad_scale, const Tensor& param, float lr, float weight_decay,
+                 const Tensor& factors_2) {
   MT_CHECK(master.count() == direction.count() && (!param || param.count() == master.count()),
            "muon_update: {} of {} elements", direction.count(), master.count());
   enqueue(stream, "muon_update",
@@ -36,7 +41,8 @@ void muon_update(Stream& stream, const Tensor& master, const Tensor& direction,
                               .param = param,
                               .grad_scale = grad_scale,
                               .lr = lr,
-                              .weight_decay = weight_decay});
+                              .weight_decay = weight_decay,
+                              .factors_in_memory = factors_2});
 }
 
 }  // namespace mtrain::ops

@@ -34,7 +34,7 @@ Tensor first_non_finite(Stream& stream, const Tensor& x) {
 }
 
 Clip clip_scale(Stream& stream, const Tensor& sum_squares, const Tensor& loss, float max_norm,
-                double unscale) {
+                double unscale, const Tensor& unscale_1) {
   MT_DTYPE("clip_scale", sum_squares, DType::f64);
   if (loss) MT_DTYPE("clip_scale", loss, DType::f64);
   Clip c{Tensor::empty(stream, {1}, DType::f32, device::MemoryCategory::buffers),
@@ -45,7 +45,8 @@ Clip clip_scale(Stream& stream, const Tensor& sum_squares, const Tensor& loss, f
                              .norm = c.norm,
                              .scale = c.scale,
                              .max_norm = max_norm,
-                             .unscale = unscale});
+                             .unscale = unscale,
+                             .unscale_in_memory = unscale_1});
   return c;
 }
 

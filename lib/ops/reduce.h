@@ -14,8 +14,9 @@ struct Clip {
   Tensor norm, scale;  // fp32, one element each
 };
 // Returns the norm and the factor that clips it to max_norm, as kernels::ClipScale defines them.
-// The factor is NaN if the norm or `loss` (fp64, one element, optional) is not finite.
+// The factor is NaN if the norm or `loss` (fp64, one element, optional) is not finite. `unscale_1`
+// (the same) replaces `unscale`, and is read when the launch runs.
 Clip clip_scale(Stream& stream, const Tensor& sum_squares, const Tensor& loss, float max_norm,
-                double unscale = 1);
+                double unscale = 1, const Tensor& unscale_1 = {});
 
 }  // namespace mtrain::ops

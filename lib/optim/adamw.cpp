@@ -6,7 +6,9 @@
 #include <fmt/format.h>
 
 #include "base/rng.h"
+#include "device/device.h"
 #include "ops/adamw.h"
+#include "tensor/upload.h"
 
 namespace mtrain::optim {
 
@@ -47,7 +49,14 @@ AdamW::AdamW(Stream& stream, model::ParamStore& params, const plan::OptimizerOpt
       rules_(options),
       units_(params.units()),
       m_(stream, params, options.moments, has),
-      v_(stream, params, options.moments, has) {}
+      v_(stream, params, options.moments, has) {
+  for (const model::ParamUnit* unit : units_)
+    for (const model::Parameter* p : unit->params) {
+      if (!m_.has(*p)) continue;
+      number_of(rules_used_, rules_.of(*p));
+      if (rounds(*unit)) rounded_.push_back(p);
+    }
+}
 
 std::vector<StateTensor> AdamW::state() const {
   return {{".m", m_, true}, {".v", v_, false}};  // the second moment is a mean of squares
@@ -63,6 +72,45 @@ ops::AdamWHyper AdamW::hyper(int64_t step, float lr, const ParamRule& rule) cons
           .decoupled_decay = options_.decoupled_decay};
 }
 
+ops::AdamWHyper AdamW::hyper(Stream& stream, int64_t step, float lr, int rule) const {
+  ops::AdamWHyper h = hyper(step, lr, rules_used_[size_t(rule)]);
+  if (!stream.device().capture()) return h;
+  MT_CHECK(factors_R3_, "an update is captured before write_arguments()");
+  h.factors_3 = factors_R3_.flat(3 * int64_t(rule), {3});
+  return h;
+}
+
+int AdamW::rule_of(const model::Parameter& p) const {
+  return int(std::ranges::find(rules_used_, rules_.of(p)) - rules_used_.begin());
+}
+
+bool AdamW::rounds(const model::ParamUnit& unit) const {
+  const bool masters = unit.owned.empty() || unit.owned.front().master;
+  return (!masters && options_.stochastic_rounding) || options_.moments == DType::bf16;
+}
+
+std::array<uint64_t, 2> AdamW::keys(int64_t step, const model::Parameter& p) const {
+  return {rng_key(seed_, fmt::format("rounding.{}.{}", step, p.name)),
+          rng_key(seed_, fmt::format("moments.{}.{}", step, p.name))};
+}
+
+void AdamW::write_arguments(Stream& stream, int64_t step, float lr) {
+  constexpr auto kBuffers = device::MemoryCategory::buffers;
+  const auto R = int64_t(rules_used_.size()), P = int64_t(rounded_.size());
+  if (!factors_R3_) {
+    factors_R3_ = Tensor::empty(stream, {R, 3}, DType::f32, kBuffers);
+    if (P > 0) keys_P2_ = Tensor::empty(stream, {P, 2}, DType::i64, kBuffers);
+  }
+  std::vector<float> factors;
+  for (const ParamRule& rule : rules_used_)
+    for (const float f : ops::adamw_factors(hyper(step, lr, rule))) factors.push_back(f);
+  tensor::upload(stream, factors_R3_, std::move(factors));
+  std::vector<int64_t> all_keys;
+  for (const model::Parameter* p : rounded_)
+    for (const uint64_t key : keys(step, *p)) all_keys.push_back(int64_t(key));
+  if (P > 0) tensor::upload(stream, keys_P2_, std::move(all_keys));
+}
+
 void AdamW::update(Stream& stream, const ops::AdamWHyper& hyper, const model::ParamUnit& unit,
                    const model::OwnedRange& r, int64_t in_range, int64_t count,
                    const Tensor& grad_scale) const {
@@ -75,11 +123,12 @@ void AdamW::update_rounded(Stream& stream, int64_t step, float lr, const model::
                            const Tensor& grad_scale) const {
   for (const model::Parameter* p : unit.params) {
     if (!m_.has(*p)) continue;
-    const uint64_t key = rng_key(seed_, fmt::format("rounding.{}.{}", step, p->name)),
-                   moments_key = rng_key(seed_, fmt::format("moments.{}.{}", step, p->name));
+    const auto [key, moments_key] = keys(step, *p);
+    ops::AdamWHyper h = hyper(stream, step, lr, rule_of(*p));
+    if (h.factors_3)
+      h.keys_2 = keys_P2_.flat(2 * (std::ranges::find(rounded_, p) - rounded_.begin()), {2});
     for (const model::OwnedPart& part : owned_parts(*p))
       for (const Numbered& n : numbered(*p, part)) {
-        ops::AdamWHyper h = hyper(step, lr, rules_.of(*p));
         h.rounding = n.rounding;
         h.rounding.random = options_.stochastic_rounding;
         h.rounding.key = key;
@@ -92,16 +141,13 @@ void AdamW::update_rounded(Stream& stream, int64_t step, float lr, const model::
 
 void AdamW::update(Stream& stream, int64_t step, float lr, const Tensor& grad_scale,
                    const model::ParamUnit& unit) const {
-  const bool masters = unit.owned.empty() || unit.owned.front().master;
-  if ((!masters && options_.stochastic_rounding) || options_.moments == DType::bf16)
-    return update_rounded(stream, step, lr, unit, grad_scale);
-  std::vector<ParamRule> rules;
+  if (rounds(unit)) return update_rounded(stream, step, lr, unit, grad_scale);
   const auto number = [&](const model::Parameter& p) -> std::optional<int> {
     if (!m_.has(p)) return {};
-    return number_of(rules, rules_.of(p));
+    return rule_of(p);
   };
   for (const Segment& s : segments_of(unit, number))
-    update(stream, hyper(step, lr, rules[size_t(s.number)]), unit, *s.range, s.in_range, s.count,
+    update(stream, hyper(stream, step, lr, s.number), unit, *s.range, s.in_range, s.count,
            grad_scale);
 }
 

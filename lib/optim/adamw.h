@@ -5,6 +5,9 @@
 // stochastic rounding. The random numbers are functions of seed, step, parameter and element.
 // Therefore every layout rounds alike.
 #pragma once
+#include <array>
+#include <vector>
+
 #include "ops/adamw.h"
 #include "optim/optimizer.h"
 #include "optim/param_rules.h"
@@ -20,6 +23,7 @@ class AdamW : public Optimizer {
 
   void step(Stream& stream, int64_t step, float lr, const Tensor& grad_scale,
             const std::function<void(model::ParamUnit&)>& updated = {}) override;
+  void write_arguments(Stream& stream, int64_t step, float lr) override;
   std::vector<StateTensor> state() const override;
   // Updates one unit.
   void update(Stream& stream, int64_t step, float lr, const Tensor& grad_scale,
@@ -27,6 +31,13 @@ class AdamW : public Optimizer {
 
  private:
   ops::AdamWHyper hyper(int64_t step, float lr, const ParamRule& rule) const;
+  // Does the same for a rule of rules_used_. In a capture the launches read factors_R3_.
+  ops::AdamWHyper hyper(Stream& stream, int64_t step, float lr, int rule) const;
+  int rule_of(const model::Parameter& p) const;  // its place in rules_used_
+  // Whether updates of the unit round weights or moments by random numbers.
+  bool rounds(const model::ParamUnit& unit) const;
+  // The keys of a parameter's random numbers: of its weights and of its moments.
+  std::array<uint64_t, 2> keys(int64_t step, const model::Parameter& p) const;
   void update(Stream& stream, const ops::AdamWHyper& hyper, const model::ParamUnit& unit,
               const model::OwnedRange& range, int64_t in_range, int64_t count,
               const Tensor& grad_scale) const;
@@ -38,6 +49,11 @@ class AdamW : public Optimizer {
   const ParamRules rules_;
   const std::vector<model::ParamUnit*> units_;
   const OwnedState m_, v_;
+  std::vector<ParamRule> rules_used_;             // of the parameters that it updates
+  std::vector<const model::Parameter*> rounded_;  // the parameters of all units that rounds()
+  // What write_arguments() writes: each rule's factors, and the keys of each parameter of
+  // rounded_. Absent before.
+  Tensor factors_R3_, keys_P2_;
 };
 
 }  // namespace mtrain::optim

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cmath>
 
+#include "device/device.h"
 #include "ops/elementwise.h"
 #include "ops/muon.h"
+#include "tensor/upload.h"
 
 namespace mtrain::optim {
 
@@ -62,8 +64,24 @@ std::vector<Segment> Muon::matrices(const model::ParamUnit& unit,
   });
 }
 
+void Muon::write_arguments(Stream& stream, int64_t step, float lr) {
+  std::vector<ParamRule> rules;
+  for (const model::ParamUnit* unit : units_) matrices(*unit, rules);
+  std::vector<float> factors;
+  for (const ParamRule& rule : rules)
+    for (const float f : ops::muon_factors(lr * rule.lr_scale, rule.weight_decay))
+      factors.push_back(f);
+  if (!factors_R2_)
+    factors_R2_ = Tensor::empty(stream, {int64_t(rules.size()), 2}, DType::f32,
+                                device::MemoryCategory::buffers);
+  tensor::upload(stream, factors_R2_, std::move(factors));
+  others_.write_arguments(stream, step, lr);
+}
+
 void Muon::step(Stream& stream, int64_t step, float lr, const Tensor& grad_scale,
                 const std::function<void(model::ParamUnit&)>& updated) {
+  const bool captured = stream.device().capture() != nullptr;
+  MT_CHECK(!captured || factors_R2_, "an update is captured before write_arguments()");
   std::vector<ParamRule> rules;
   for (const model::ParamUnit* unit : units_)
     for (const Segment& s : matrices(*unit, rules))
@@ -81,7 +99,8 @@ void Muon::step(Stream& stream, int64_t step, float lr, const Tensor& grad_scale
       const auto at = [&](const Tensor& t) { return t ? t.flat(s.in_range, {s.count}) : Tensor(); };
       const ParamRule& rule = rules[size_t(s.number)];
       ops::muon_update(stream, at(s.range->master), at(s.range->grad), grad_scale,
-                       at(s.range->value), lr * rule.lr_scale, rule.weight_decay);
+                       at(s.range->value), lr * rule.lr_scale, rule.weight_decay,
+                       captured ? factors_R2_.flat(2 * int64_t(s.number), {2}) : Tensor());
     }
     others_.update(stream, step, lr, grad_scale, *unit);
     if (updated) updated(*unit);

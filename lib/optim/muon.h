@@ -27,6 +27,7 @@ class Muon : public Optimizer {
   // Overwrites the gradients.
   void step(Stream& stream, int64_t step, float lr, const Tensor& grad_scale,
             const std::function<void(model::ParamUnit&)>& updated) override;
+  void write_arguments(Stream& stream, int64_t step, float lr) override;
   std::vector<StateTensor> state() const override;
 
  private:
@@ -35,9 +36,10 @@ class Muon : public Optimizer {
   const plan::MuonOptions options_;
   const ParamRules rules_;
   const std::vector<model::ParamUnit*> units_;
-  const AdamW others_;
+  AdamW others_;
   const OwnedState momentum_;
   const MatrixExchange exchange_;
+  Tensor factors_R2_;  // MuonUpdate::factors_in_memory of each rule, by write_arguments()
 };
 
 }  // namespace mtrain::optim

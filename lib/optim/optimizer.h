@@ -33,6 +33,10 @@ class Optimizer {
   // enqueued. May overwrite the gradients.
   virtual void step(Stream& stream, int64_t step, float lr, const Tensor& grad_scale,
                     const std::function<void(model::ParamUnit&)>& updated) = 0;
+  // Enqueues the write of what depends on `step` and `lr` to device memory. A step() that a graph
+  // captures reads it there when the graph is replayed, and not from its own arguments. Call it
+  // before the capture and before each replay.
+  virtual void write_arguments(Stream& stream, int64_t step, float lr) = 0;
   // Returns every kind of state, in the order in which checkpoints have them.
   virtual std::vector<StateTensor> state() const = 0;
 };
@@ -56,10 +60,11 @@ std::unique_ptr<Optimizer> make_optimizer(Stream& stream, model::ParamStore& par
 // Returns the global gradient norm, and the factor that reduces it to max_norm (0: no clipping).
 // Both include the factor `unscale`, 1 / the loss scale. If a gradient of one rank is not finite,
 // the norm is not finite on any rank. The factor is NaN if the norm or `loss` (fp64, optional) is
-// not finite; an optimizer then changes nothing. `sum_parts` sums a tensor in place over the ranks
-// that own different parts.
+// not finite; an optimizer then changes nothing. `unscale_1` (fp64, optional) replaces `unscale`,
+// and is read when the launch runs. `sum_parts` sums a tensor in place over the ranks that own
+// different parts.
 ops::Clip clip_grad_norm(Stream& stream, model::ParamStore& params,
                          const std::function<void(const Tensor&)>& sum_parts, float max_norm,
-                         const Tensor& loss = {}, double unscale = 1);
+                         const Tensor& loss = {}, double unscale = 1, const Tensor& unscale_1 = {});
 
 }  // namespace mtrain::optim

@@ -56,9 +56,13 @@ std::optional<Obstacle> obstacle(const Recipe& r, const Layout& l) {
   });
 }
 
-}  // namespace
+std::optional<Obstacle> full_step_obstacle(const Layout& l) {
+  return first_of({
+      {l.world > 1, "the ranks communicate between a step's micro-batches and its update"},
+  });
+}
 
-CudaGraphs resolve_cuda_graphs(const Recipe& r, const Layout& l, const Overlap& o) {
+CudaGraphs resolve_micro_batches(const Recipe& r, const Layout& l, const Overlap& o) {
   CudaGraphs g{.known = r.train.device == recipe::DeviceChoice::cuda};
   const auto& asked = r.train.enable_cuda_graph;
   const auto off = [&](std::string why, Off kind) {
@@ -93,6 +97,26 @@ CudaGraphs resolve_cuda_graphs(const Recipe& r, const Layout& l, const Overlap& 
     g.why += fmt::format(", with the communication of {} ranks", l.cp == 1   ? "tp"
                                                                  : l.tp == 1 ? "cp"
                                                                              : "tp and cp");
+  return g;
+}
+
+}  // namespace
+
+CudaGraphs resolve_cuda_graphs(const Recipe& r, const Layout& l, const Overlap& o) {
+  CudaGraphs g = resolve_micro_batches(r, l, o);
+  if (r.train.cuda_graph_scope != recipe::GraphScope::full_iteration) return g;
+  const auto found = g.on ? full_step_obstacle(l) : Obstacle{true, g.why.c_str()};
+  g.full_step = !found;
+  if (g.full_step) {
+    g.why = l.step_micro_batches() == 1
+                ? "a step's micro-batch is one, its update another"
+                : fmt::format("a step's {} micro-batches are one, its update another",
+                              l.step_micro_batches());
+    return g;
+  }
+  g.full_step_off = found->off;
+  g.full_step_why = found->why;
+  if (g.on) g.why += fmt::format("; not a whole step: {}", g.full_step_why);
   return g;
 }
 

@@ -1,4 +1,5 @@
-// Decides whether micro-batches are launched as CUDA graphs, and which micro-batches of a step.
+// Decides whether micro-batches are launched as CUDA graphs, which micro-batches of a step, and
+// whether a step is two graphs: its micro-batches, and its update.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -19,6 +20,11 @@ struct CudaGraphs {
   // enqueued one by one.
   int64_t first = 0, end = 0;
   bool communicates = false;  // graphs contain calls of NCCL
+  // One graph has all micro-batches of a step, and another one its update.
+  bool full_step = false;
+  // Why not, although the recipe asks for it; `no` otherwise.
+  OverlapRow::Off full_step_off = OverlapRow::Off::no;
+  std::string full_step_why;
 };
 
 // This is a pure function of the recipe and the layout. A run may turn graphs off later, for

@@ -60,16 +60,16 @@ Trainer build_trainer(Device& device, RunPlan plan, std::shared_ptr<const data::
   auto data_parallel =
       parallel::materialize_params(*params, compute, groups, plan, impls.quantizer.get());
 
-  // Graphs, optimizer and 8-bit scales, which refer to the parameters' memory.
-  std::unique_ptr<MicroBatchGraphs> graphs;
-  if (plan.graphs.on)
-    graphs = std::make_unique<MicroBatchGraphs>(compute, *params, *pipeline, *data_parallel,
-                                                plan.graphs, plan.model.layer_count());
+  // Optimizer, graphs and 8-bit scales, which refer to the parameters' memory.
   auto optimizer = optim::make_optimizer(compute, *params, plan.optimizer, seed, [&] {
     return optim::MatrixRanks{
         parallel::stage_group(world, plan), device.stream(device::StreamKind::dp_grad),
         [&](const std::vector<int>& ranks) { return world.group("matrix_copies", ranks); }};
   });
+  std::unique_ptr<MicroBatchGraphs> graphs;
+  if (plan.graphs.on)
+    graphs = std::make_unique<MicroBatchGraphs>(compute, *params, *pipeline, *data_parallel,
+                                                *optimizer, plan.graphs, plan.model.layer_count());
   warn_of_unused_groups(control, *params, plan.optimizer);
   if (impls.quantizer) impls.quantizer->materialize(compute);
 

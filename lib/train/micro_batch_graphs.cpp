@@ -26,17 +26,21 @@ void copy(Stream& stream, const Tensor& from_T, const Tensor& to_T) {
 // Dropout needs a key for each of a layer's two segments, and one for the embedding. One is spare.
 MicroBatchGraphs::MicroBatchGraphs(Stream& compute, model::ParamStore& params,
                                    pipeline::Pipeline& pipeline, model::DataParallel& data_parallel,
-                                   const plan::CudaGraphs& plan, int64_t layers)
+                                   optim::Optimizer& optimizer, const plan::CudaGraphs& plan,
+                                   int64_t layers)
     : compute_(compute),
       params_(params),
       pipeline_(pipeline),
       data_parallel_(data_parallel),
       plan_(plan),
-      pool_(compute.device().allocator().make_pool()),
-      values_(compute, 2 * layers + 2) {}
+      max_dropouts_(2 * layers + 2),
+      pool_(compute.device().allocator().make_pool()) {
+  if (plan_.full_step) update_ = std::make_unique<UpdateGraph>(compute, optimizer, pool_);
+}
 
 void MicroBatchGraphs::turn_off(std::string why) {
   graphs_.clear();
+  update_.reset();
   pool_.reset();  // all allocations can then use its memory
   plan_ = {.on = false, .why = std::move(why)};
 }
@@ -46,89 +50,143 @@ std::unique_ptr<device::Allocator::Open> MicroBatchGraphs::share_memory() const 
   return std::make_unique<device::Allocator::Open>(compute_.device().allocator(), *pool_);
 }
 
-void MicroBatchGraphs::run(const pipeline::MicroBatches& work, bool steady) {
-  for (size_t k = 0; k < work.batches.size(); ++k) {
-    const std::vector<model::MicroBatch> batch{work.batches[k]};
-    const pipeline::MicroBatches one{.batches = batch,
-                                     .numbers = {work.numbers[k]},
-                                     .seed = work.seed,
-                                     .step = work.step,
-                                     .loss = work.loss,
-                                     .grad_scale = work.grad_scale,
-                                     .on_ready = work.on_ready,
-                                     .hooks = work.hooks,
-                                     .experts = work.experts};
+void MicroBatchGraphs::run(const pipeline::MicroBatches& work, const std::function<void()>& begin,
+                           bool steady) {
+  const size_t all = work.batches.size(), together = plan_.full_step ? all : 1;
+  const bool begins = !plan_.full_step;
+  if (begins) begin();
+  while (values_.size() < together) values_.emplace_back(compute_, max_dropouts_);
+  for (size_t first = 0; first < all; first += together) {
+    const Part part{work, first, together, begins ? nullptr : &begin};
     bool done = false;
-    if (steady && possible(batch[0], int64_t(k))) {
+    if (steady && possible(part)) {
       const auto shared = share_memory();
-      done = run_as_graph(one);
+      done = run_as_graph(part);
     }
     if (done) continue;
-    const auto shared = share_memory();  // null if the capture has just failed
-    pipeline_.run_one(one);
+    if (part.begin) begin();
+    for (size_t k = first; k < first + together; ++k) {
+      const auto shared = share_memory();  // null if the capture has just failed
+      run_one(work, k, nullptr, work.on_ready);
+    }
   }
 }
 
-bool MicroBatchGraphs::possible(const model::MicroBatch& batch, int64_t k) const {
-  return plan_.on && !held_ && k >= plan_.first && k < plan_.end && batch.seq.documents.empty() &&
+Tensor MicroBatchGraphs::run_update(const UpdateGraph::Update& update,
+                                    const UpdateGraph::Enqueue& enqueue) {
+  if (!update_ || held_ || compute_.device().launch_check()) return enqueue({});
+  bool ready = false;
+  try {
+    ready = update_->prepare(update, enqueue);
+  } catch (const RunError& e) {  // the micro-batches' graph stays
+    failure_ = fmt::format("an update could not be captured as a graph: {}", e.message());
+    plan_.why += fmt::format("; {}", failure_);
+    update_.reset();
+  }
+  return ready ? update_->replay() : enqueue({});
+}
+
+void MicroBatchGraphs::run_one(const pipeline::MicroBatches& work, size_t k,
+                               model::GraphInputs* inputs,
+                               const model::WgradQueue::OnReady& on_ready) {
+  const std::vector<model::MicroBatch> batch{work.batches[k]};
+  pipeline_.run_one({.batches = batch,
+                     .numbers = {work.numbers[k]},
+                     .seed = work.seed,
+                     .step = work.step,
+                     .loss = work.loss,
+                     .grad_scale = work.grad_scale,
+                     .on_ready = on_ready,
+                     .hooks = work.hooks,
+                     .graph_inputs = inputs,
+                     .experts = work.experts});
+}
+
+bool MicroBatchGraphs::possible(const Part& part) const {
+  const auto first = int64_t(part.first), end = first + int64_t(part.count);
+  bool packed = false;
+  for (size_t k = part.first; k < part.first + part.count; ++k)
+    packed = packed || !part.work.batches[k].seq.documents.empty();
+  return plan_.on && !held_ && first >= plan_.first && end <= plan_.end && !packed &&
          !compute_.device().launch_check();
 }
 
-bool MicroBatchGraphs::run_as_graph(const pipeline::MicroBatches& one) {
-  const model::MicroBatch& batch = one.batches[0];
-  const bool has_fraction = one.experts && one.experts->fraction_LE;
-  Key key{{batch.seq.B, batch.seq.S, bool(batch.seq.valid_T), has_fraction}, fresh()};
+MicroBatchGraphs::Key MicroBatchGraphs::key_of(const Part& part) {
+  const model::ExpertsOfStep* experts = part.work.experts;
+  Key key{{int64_t(part.count), experts && experts->fraction_LE},
+          part.begin ? std::vector<bool>() : fresh()};
+  for (size_t k = part.first; k < part.first + part.count; ++k) {
+    const model::SequenceInfo& seq = part.work.batches[k].seq;
+    key.first.insert(key.first.end(), {seq.B, seq.S, bool(seq.valid_T)});
+  }
   for (const model::ParamUnit* unit : params_.units())
     key.first.push_back(int64_t(reinterpret_cast<uintptr_t>(unit->grad.data())));
   const std::vector<int64_t> hooks = data_parallel_.hook_state().key;
   key.first.insert(key.first.end(), hooks.begin(), hooks.end());
-  if (!graphs_.contains(key) && runs_[key]++ >= kWarmUp) capture(one, key);
+  return key;
+}
+
+bool MicroBatchGraphs::run_as_graph(const Part& part) {
+  const Key key = key_of(part);
+  if (!graphs_.contains(key) && runs_[key]++ >= kWarmUp) capture(part, key);
   const auto found = graphs_.find(key);
   if (found == graphs_.end()) return false;
   Captured& c = found->second;
   MT_CHECK(compute_.device().allocator().in_use(*pool_) == 0,
            "memory that a graph writes to is in use");
-  copy(compute_, batch.input_T, c.inputs.input_T);
-  copy(compute_, batch.label_T, c.inputs.label_T);
-  copy(compute_, batch.seq.position_T, c.inputs.seq.position_T);
-  copy(compute_, batch.seq.valid_T, c.inputs.seq.valid_T);
-  values_.set({.grad_scale = one.grad_scale,
-               .router_grad_scale = one.experts ? one.experts->loss_grad : 0,
-               .seed = one.seed,
-               .step = one.step,
-               .micro_batch = one.numbers[0]});
+  const pipeline::MicroBatches& work = part.work;
+  for (size_t i = 0; i < part.count; ++i) {
+    const model::MicroBatch &from = work.batches[part.first + i], &to = c.inputs[i];
+    copy(compute_, from.input_T, to.input_T);
+    copy(compute_, from.label_T, to.label_T);
+    copy(compute_, from.seq.position_T, to.seq.position_T);
+    copy(compute_, from.seq.valid_T, to.seq.valid_T);
+    values_[i].set({.grad_scale = work.grad_scale,
+                    .router_grad_scale = work.experts ? work.experts->loss_grad : 0,
+                    .seed = work.seed,
+                    .step = work.step,
+                    .micro_batch = work.numbers[part.first + i]});
+  }
   c.graph.replay();
   ++replays_;
   set_fresh(c.fresh);
   if (c.hooks.data) data_parallel_.set_hook_state(c.hooks, compute_.record());
-  for (model::Parameter* p : c.ready) one.on_ready(*p);
+  for (model::Parameter* p : c.ready) work.on_ready(*p);
   return true;
 }
 
-// A capture runs nothing and does not call on_ready(). A micro-batch whose capture fails can
-// therefore still run without a graph. The graph reads its inputs from this micro-batch's tensors.
-void MicroBatchGraphs::capture(const pipeline::MicroBatches& one, const Key& key) {
+// A capture runs nothing and does not call on_ready(). Micro-batches whose capture fails can
+// therefore still run without a graph. The graph reads its inputs from these micro-batches'
+// tensors.
+void MicroBatchGraphs::capture(const Part& part, const Key& key) {
   const device::Allocator& memory = compute_.device().allocator();
   std::vector<model::Parameter*> ready;
+  const std::vector<bool> fresh_before = fresh();
   const model::HookState before = data_parallel_.hook_state();
-  pipeline::MicroBatches recorded = one;
-  recorded.on_ready = [&](model::Parameter& p) { ready.push_back(&p); };
-  recorded.graph_inputs = &values_;
+  const auto on_ready = [&](model::Parameter& p) { ready.push_back(&p); };
   try {
     if (const int64_t kept = memory.in_use(*pool_))
       throw RunError(fmt::format("{} bytes of the micro-batch before it are still in use", kept));
     device::Capture capture(compute_, pool_);
-    pipeline_.run_one(recorded);
-    device::Graph graph = capture.finish("micro_batch");
+    if (part.begin) (*part.begin)();
+    for (size_t i = 0; i < part.count; ++i)
+      run_one(part.work, part.first + i, &values_[i], on_ready);
+    device::Graph graph = capture.finish(part.begin ? "graph_micro_batches" : "micro_batch");
     if (const int64_t kept = memory.in_use(*pool_))
       throw RunError(fmt::format("{} bytes are still in use after it", kept));
-    graphs_.emplace(key, Captured{std::move(graph), one.batches[0], std::move(ready), fresh(),
+    const auto first = part.work.batches.begin() + int64_t(part.first);
+    graphs_.emplace(key, Captured{std::move(graph),
+                                  {first, first + int64_t(part.count)},
+                                  std::move(ready),
+                                  fresh(),
                                   data_parallel_.hook_state()});
   } catch (const RunError& e) {
-    failure_ = fmt::format("a micro-batch could not be captured as a graph: {}", e.message());
+    failure_ =
+        fmt::format("{} could not be captured as a graph: {}",
+                    part.count == 1 ? "a micro-batch" : "the micro-batches of a step", e.message());
     turn_off(failure_);
   }
-  set_fresh(key.second);
+  set_fresh(fresh_before);
   if (before.data) data_parallel_.set_hook_state(before, {});
 }
 

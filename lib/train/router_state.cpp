@@ -1,12 +1,12 @@
 #include "train/router_state.h"
 
 #include <algorithm>
-#include <memory>
 #include <numeric>
 
 #include <fmt/core.h>
 
 #include "ops/elementwise.h"
+#include "tensor/upload.h"
 
 namespace mtrain::train {
 
@@ -41,8 +41,7 @@ void RouterState::step_done(Stream& stream, const Tensor& sums_LS, const std::ve
                    [all](float n) { return float(n / all); });
   }
   // Graphs hold the address, so the memory must stay the same.
-  const auto keep = std::make_shared<std::vector<float>>(std::move(fractions));
-  stream.upload(fraction_LE_, keep, keep->data());
+  tensor::upload(stream, fraction_LE_, std::move(fractions));
   has_fraction_ = true;
 }
 

@@ -7,6 +7,7 @@
 #include "ops/elementwise.h"
 #include "ops/reduce.h"
 #include "spec/tensors.h"
+#include "tensor/upload.h"
 #include "train/diagnose.h"
 
 namespace mtrain::train {
@@ -105,7 +106,6 @@ StepStats Trainer::step(bool run_ahead) {
 Trainer::Begun Trainer::begin_step(int64_t number) {
   Begun step{.number = number, .batches = global_batch(number)};
   step.label_tokens = count_label_tokens(number, step.batches);
-  params_->zero_grads(compute_);
   step.losses = run_micro_batches(step.batches, number, grad_scale(step.label_tokens));
   step.host_wait = host_wait_;
   return step;
@@ -114,18 +114,28 @@ Trainer::Begun Trainer::begin_step(int64_t number) {
 Tensor Trainer::update(const Begun& step, float lr) {
   finish_grads();
   sum_losses(step.losses);
-  const ops::Clip clip = clip_grads(step.losses.flat(0, {1}));
   // Weights that are gathered in 8 bits are quantized with the new scales as soon as they are
   // updated. Otherwise the update comes first, since the host may wait for the maxima of experts.
   const bool scales_first = plan_.data_parallel.gather_as.has_value();
-  if (scales_first) end_float8_step();
-  await_copies();
-  // Changes nothing if the norm or the loss is not finite.
-  optimizer_->step(compute_, updates_ + 1, lr, clip.scale,
-                   [this](model::ParamUnit& unit) { data_parallel_->updated(unit); });
+  const auto enqueue = [&](const Tensor& unscale_1) {
+    const ops::Clip clip = clip_grads(step.losses.flat(0, {1}), unscale_1);
+    if (scales_first) end_float8_step();
+    await_copies();
+    // Changes nothing if the norm or the loss is not finite.
+    optimizer_->step(compute_, updates_ + 1, lr, clip.scale,
+                     [this](model::ParamUnit& unit) { data_parallel_->updated(unit); });
+    return clip.norm;
+  };
+  Tensor norm_1;
+  if (graphs_ && graphs_->plan().full_step) {
+    await_copies();  // a capture would wait for later copies, too
+    norm_1 = graphs_->run_update({updates_ + 1, lr, 1 / scaler_.scale()}, enqueue);
+  } else {
+    norm_1 = enqueue({});
+  }
   if (!scales_first) end_float8_step();
   if (impls_.quantizer) impls_.quantizer->weights_changed();
-  return clip.norm;
+  return norm_1;
 }
 
 // In fp16 the result decides the scale of the next step's loss, and some routers' state follows it.
@@ -172,14 +182,14 @@ void Trainer::sum_losses(const Tensor& losses) {
   }
 }
 
-ops::Clip Trainer::clip_grads(const Tensor& loss) {
+ops::Clip Trainer::clip_grads(const Tensor& loss, const Tensor& unscale_1) {
   const auto sum_parts = [this](const Tensor& squares) {
     data_parallel_->sum_parts(squares);
     impls_.tensor->sum(squares);
     pipeline_->sum(squares);
   };
   return optim::clip_grad_norm(compute_, *params_, sum_parts, float(plan_.optimizer.clip_grad),
-                               loss, 1 / scaler_.scale());
+                               loss, 1 / scaler_.scale(), unscale_1);
 }
 
 void Trainer::end_float8_step() {
@@ -282,7 +292,6 @@ model::ExpertsOfStep Trainer::experts_of_step(const Tensor& loss_2) {
       .fraction_LE = routers_.fraction_LE()};
   host_wait_ = {};
   e.host_wait = &host_wait_;
-  ops::fill(compute_, e.sums_LS, 0);
   return e;
 }
 
@@ -324,10 +333,17 @@ data::Batch Trainer::share_of(data::Batch whole) const {
 
 Tensor Trainer::run_micro_batches(const std::vector<data::Batch>& batches, int64_t step,
                                   float grad_scale, bool finishes_step) {
-  const auto uploaded = upload(batches);
+  const bool full_step = graphs_ && graphs_->plan().full_step;
+  const auto uploaded = upload(batches, step_inputs_);
+  if (full_step) step_inputs_ = uploaded;
   const bool experts = plan_.model.experts();
-  const Tensor losses = zero_losses();
+  const Tensor losses = losses_of_step();
   if (experts) experts_ = experts_of_step(losses.flat(1, {2}));
+  const auto begin = [&] {
+    if (finishes_step) params_->zero_grads(compute_);
+    ops::fill(compute_, losses, 0);
+    if (experts) ops::fill(compute_, experts_.sums_LS, 0);
+  };
   pipeline::MicroBatches work{.batches = uploaded,
                               .seed = uint64_t(plan_.train.seed),
                               .step = step,
@@ -345,6 +361,7 @@ Tensor Trainer::run_micro_batches(const std::vector<data::Batch>& batches, int64
     work.numbers.push_back(int64_t(k) * data_parallel_->size() + data_parallel_->rank());
   data_parallel_->begin_step(int64_t(batches.size()) + (finishes_step ? 0 : 1));
   if (!graphs_) {
+    begin();
     pipeline_->run(work);
     return losses;
   }
@@ -352,33 +369,40 @@ Tensor Trainer::run_micro_batches(const std::vector<data::Batch>& batches, int64
   // keeps. If the step's first micro-batch runs as a graph, they must be made before it.
   const plan::CudaGraphs& plan = graphs_->plan();
   if (impls_.quantizer && plan.on && plan.first == 0) impls_.quantizer->prepare(compute_);
-  graphs_->run(work, !impls_.quantizer || impls_.quantizer->steady());
+  graphs_->run(work, begin, !impls_.quantizer || impls_.quantizer->steady());
   return losses;
 }
 
-// Graphs hold the address of the loss, so it must be the same memory in every step.
-Tensor Trainer::zero_losses() {
+// Graphs hold the address of the loss, so it must be the same memory in every step. The caller sets
+// it to 0.
+Tensor Trainer::losses_of_step() {
   const int64_t count = plan_.model.experts() ? 3 : 1;
-  if (!graphs_)
-    return Tensor::from_host<double>(compute_, {count}, std::vector<double>(size_t(count)));
-  if (!graphs_loss_)
-    graphs_loss_ = Tensor::empty(compute_, {count}, DType::f64, device::MemoryCategory::buffers);
-  ops::fill(compute_, graphs_loss_, 0);
-  return graphs_loss_;
+  if (graphs_ && graphs_loss_) return graphs_loss_;
+  const Tensor losses =
+      Tensor::empty(compute_, {count}, DType::f64, device::MemoryCategory::buffers);
+  if (graphs_) graphs_loss_ = losses;
+  return losses;
 }
 
-std::vector<model::MicroBatch> Trainer::upload(const std::vector<data::Batch>& batches) {
+std::vector<model::MicroBatch> Trainer::upload(const std::vector<data::Batch>& batches,
+                                               const std::vector<model::MicroBatch>& into) {
   std::vector<model::MicroBatch> uploaded;
-  for (const data::Batch& b : batches) uploaded.push_back(upload(b));
+  for (size_t k = 0; k < batches.size(); ++k)
+    uploaded.push_back(upload(batches[k], k < into.size() ? into[k] : model::MicroBatch()));
   return uploaded;
 }
 
-model::MicroBatch Trainer::upload(const data::Batch& b) {
+model::MicroBatch Trainer::upload(const data::Batch& b, const model::MicroBatch& into) {
   const Shape T{b.B * b.S};
+  const auto put = [&](const Tensor& there_T, const auto& values) {
+    if (there_T.count() != T.count()) return Tensor::from_host(compute_, T, values);
+    tensor::upload(compute_, there_T, values);
+    return there_T;
+  };
   model::MicroBatch m;
-  m.input_T = Tensor::from_host(compute_, T, b.input);
-  m.label_T = Tensor::from_host(compute_, T, b.label);
-  m.seq = {.B = b.B, .S = b.S, .position_T = Tensor::from_host(compute_, T, b.position)};
+  m.input_T = put(into.input_T, b.input);
+  m.label_T = put(into.label_T, b.label);
+  m.seq = {.B = b.B, .S = b.S, .position_T = put(into.seq.position_T, b.position)};
   m.seq.documents = b.documents;
   m.seq.packs = b.packs;
   if (!b.documents.empty()) {
@@ -389,7 +413,7 @@ model::MicroBatch Trainer::upload(const data::Batch& b) {
   }
   for (const data::PositionRun& run : b.runs) m.seq.runs.push_back({run.first, run.count});
   const spec::Experts* experts = plan_.model.experts();
-  if (experts && !b.valid.empty()) m.seq.valid_T = Tensor::from_host(compute_, T, b.valid);
+  if (experts && !b.valid.empty()) m.seq.valid_T = put(into.seq.valid_T, b.valid);
   if (experts && experts->loss_coeffs.sample > 0 && !b.pack.empty())
     m.seq.sample_T = Tensor::from_host(compute_, T, b.pack);
   return m;

@@ -152,21 +152,22 @@ class Trainer {
   void prepare_batch(int64_t step);
   // Returns the part of a micro-batch with the positions of this context-parallel rank.
   data::Batch share_of(data::Batch whole) const;
-  // Adds gradients to the parameters' main gradients. The first element of the result is the summed
-  // loss of this rank's micro-batches, or zero on ranks without the last stage. If the model has
-  // experts, ExpertsOfStep::loss_2 follows. If not `finishes_step`, unsharded gradients are not
-  // reduced; sharded gradients are, unless their reduction is deferred.
+  // Adds gradients to the parameters' main gradients, which this clears first if it
+  // `finishes_step`. The first element of the result is the summed loss of this rank's
+  // micro-batches, or zero on ranks without the last stage. If the model has experts,
+  // ExpertsOfStep::loss_2 follows. If not `finishes_step`, unsharded gradients are not reduced;
+  // sharded gradients are, unless their reduction is deferred.
   Tensor run_micro_batches(const std::vector<data::Batch>& batches, int64_t step, float grad_scale,
                            bool finishes_step = true);
   [[noreturn]] void explain_non_finite(const std::vector<data::Batch>& batches, int64_t step);
-  Tensor zero_losses();
+  Tensor losses_of_step();               // what run_micro_batches() returns
   int64_t global_micro_batches() const;  // micro-batches of a step on all data-parallel ranks
   model::ExpertsOfStep experts_of_step(const Tensor& loss_2);
   // Reduce the gradients and losses of a step over all ranks. They are then those of the global
   // batch.
   void finish_grads();
   void sum_losses(const Tensor& losses);
-  ops::Clip clip_grads(const Tensor& loss);
+  ops::Clip clip_grads(const Tensor& loss, const Tensor& unscale_1);
   void end_float8_step();
   // Returns the step's statistics of experts from results_; nothing for a dense model. Updates the
   // routers' state if loss and gradient norm are `finite`.
@@ -174,8 +175,11 @@ class Trainer {
   float grad_scale(int64_t label_tokens) const;
   // Returns whether the gradients overflowed fp16. Throws RunError if training must stop.
   bool check_finite(double loss, float norm, const std::vector<data::Batch>& batches, int64_t step);
-  std::vector<model::MicroBatch> upload(const std::vector<data::Batch>& batches);
-  model::MicroBatch upload(const data::Batch& batch);
+  // Copies micro-batches to the device: into the tensors of `into` where sizes are equal, else into
+  // new ones.
+  std::vector<model::MicroBatch> upload(const std::vector<data::Batch>& batches,
+                                        const std::vector<model::MicroBatch>& into = {});
+  model::MicroBatch upload(const data::Batch& batch, const model::MicroBatch& into);
 
   Device& device_;
   Stream& compute_;
@@ -188,6 +192,9 @@ class Trainer {
   std::unique_ptr<model::DataParallel> data_parallel_;
   std::unique_ptr<MicroBatchGraphs> graphs_;
   Tensor graphs_loss_;  // the loss that graphs add to
+  // The micro-batches of the last step, if a graph has those of a step. The next step's are copied
+  // to the same tensors.
+  std::vector<model::MicroBatch> step_inputs_;
   parallel::SequenceShare share_;
   std::unique_ptr<optim::Optimizer> optimizer_;
   optim::LrSchedule schedule_;

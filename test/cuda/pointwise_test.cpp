@@ -358,6 +358,51 @@ TEST_CASE("adamw without master weights rounds as the CPU does, bit for bit") {
       });
 }
 
+TEST_CASE("updates take their factors and keys from memory, as a replayed graph needs them") {
+  for (int64_t n : sizes())
+    for_each_way([&](int64_t offset) {
+      CAPTURE(n);
+      Mirror m(Array(DType::bf16, n), offset), v(Array(DType::bf16, n), offset);
+      Mirror g(Array::normal(DType::f32, n, 2), offset),
+          w(Array::normal(DType::bf16, n, 1), offset);
+      AdamW update{.lr = 0x1p-11f,
+                   .beta1 = 0,
+                   .beta2 = 0,
+                   .eps = 0,
+                   .weight_decay = 0,
+                   .step = 1,
+                   .rounding = {.random = true, .key = 9, .moments_key = 11, .first = 5}};
+      const AdamWFactors f = factors_of(update);
+      Mirror factors(Array(DType::f32, {f.step_size, f.v_correction, f.keep})),
+          keys(Array(DType::i64, {9, 11}));
+      const auto over = [&](AdamW a, auto&& of) {
+        a.m = of(m), a.v = of(v), a.grad = of(g), a.param = of(w);
+        return a;
+      };
+      cpu::run(over(update, [](Mirror& x) { return x.host().span(); }));
+      // Arguments that must not count.
+      update.lr = 1, update.weight_decay = 1, update.step = 4;
+      update.rounding.key = update.rounding.moments_key = 3;
+      update.factors_in_memory = factors.device(), update.keys_in_memory = keys.device();
+      cuda::run(over(update, [](Mirror& x) { return x.device(); }), device_stream());
+      for (Mirror* x : {&m, &v}) REQUIRE(x->same());
+      Closeness close("adamw with factors in memory");
+      REQUIRE(w.compare(close, {.dtype = DType::bf16, .K = 1, .scale = 1}) == "");
+
+      Mirror master(Array::normal(DType::f32, n, 1), offset), copy(Array(DType::bf16, n), offset);
+      MuonUpdate muon{.lr = 0.01f, .weight_decay = 0.1f};
+      Mirror both(Array(DType::f32, {muon.lr, keep_of(muon)}));
+      const auto on = [&](MuonUpdate a, auto&& of) {
+        a.master = of(master), a.direction = of(g), a.param = of(copy);
+        return a;
+      };
+      cpu::run(on(muon, [](Mirror& x) { return x.host().span(); }));
+      muon.lr = 1, muon.factors_in_memory = both.device();
+      cuda::run(on(muon, [](Mirror& x) { return x.device(); }), device_stream());
+      REQUIRE(master.compare(close, {.K = 2, .scale = 1}) == "");
+    });
+}
+
 TEST_CASE("bf16 moments are rounded as the CPU rounds them, bit for bit") {
   Closeness close("adamw with bf16 moments");
   for (int64_t n : sizes())

@@ -35,13 +35,17 @@ TEST_CASE("the clip's scale is the CPU's, and NaN where something is not finite"
   for (double squares : {0.0, 4.0, 1e-3, 1e80, double(INFINITY)})
     for (double loss : {1.0, double(NAN)})
       for (float most : {0.0f, 1.0f})
-        for (double copies : {1.0, double(INFINITY)}) {
-          CAPTURE(squares, loss, most, copies);
+        for (auto [copies, in_memory] :
+             {std::pair{1.0, false}, {double(INFINITY), false}, {1.0, true}}) {
+          CAPTURE(squares, loss, most, copies, in_memory);
           Array sums(DType::f64, {squares, copies});
           Mirror s(sums), l(Array::one(DType::f64, loss));
-          Mirror norm(Array(DType::f32, 1)), scale(Array(DType::f32, 1));
+          Mirror norm(Array(DType::f32, 1)), scale(Array(DType::f32, 1)),
+              unscale(Array::one(DType::f64, 0x1p-10));
           cpu::run(ClipScale{s.host(), l.host(), norm.host(), scale.host(), most, 0x1p-10});
-          cuda::run(ClipScale{s.device(), l.device(), norm.device(), scale.device(), most, 0x1p-10},
+          cuda::run(ClipScale{s.device(), l.device(), norm.device(), scale.device(), most,
+                              in_memory ? 7 : 0x1p-10,
+                              in_memory ? ConstSpan(unscale.device()) : ConstSpan()},
                     device_stream());
           REQUIRE((norm.same() || (std::isnan(norm.host()[0]) && std::isnan(norm.result()[0]))));
           REQUIRE((scale.same() || (std::isnan(scale.host()[0]) && std::isnan(scale.result()[0]))));

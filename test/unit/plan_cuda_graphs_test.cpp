@@ -96,6 +96,36 @@ TEST_CASE("requested graphs must be possible, or the error has the reason") {
       {.what = "auto is silent", .world = 2, .set = on_cuda({"distributed.tp_size=2"})});
 }
 
+TEST_CASE("a step is two graphs where it is asked for on one rank, or the reason is reported") {
+  const char* field = "train.cuda_graph_scope";
+  const Overrides step{"train.cuda_graph_scope=full_iteration"};
+  const auto text = [&](int64_t world, const Overrides& more) {
+    return print_cuda_graphs(graphs(world, on_cuda(with(step, more))));
+  };
+  CHECK(text(1, {"train.global_batch_size=64", "train.micro_batch_size=16"}) ==
+        "on: a step's 4 micro-batches are one, its update another");
+  CHECK(text(1, {"train.global_batch_size=16", "train.micro_batch_size=16"}) ==
+        "on: a step's micro-batch is one, its update another");
+  CHECK_FALSE(graphs(1, on_cuda({})).full_step);
+  for (const char* scope : {"micro_batch", "full"})
+    CHECK_FALSE(graphs(1, on_cuda({fmt::format("train.cuda_graph_scope={}", scope)})).full_step);
+  CHECK_THAT(text(2, {"distributed.strategy=ddp"}),
+             Catch::Contains("on: micro-batches 1 to 15 of 16") &&
+                 Catch::Contains("not a whole step: the ranks communicate"));
+  expect_accepts({.what = "one rank", .set = on_cuda(step)});
+  expect_accepts(
+      {.what = "Megatron's name", .set = on_cuda({"model.cuda_graph_scope=full_iteration"})});
+  expect_accepts(
+      {.what = "Megatron's list", .set = on_cuda({"model.cuda_graph_scope=[full_iteration]"})});
+  CHECK(graphs(1, on_cuda({"model.cuda_graph_scope=[full_iteration]"})).full_step);
+  expect_warning(
+      {.what = "ranks", .world = 2, .set = on_cuda(with(step, {"distributed.strategy=ddp"}))},
+      field, "the ranks communicate");
+  expect_warning({.what = "cpu", .set = step}, field, "train.device is not cuda");
+  expect_warning({.what = "off", .set = on_cuda(with(step, {"train.enable_cuda_graph=false"}))},
+                 field, "train.enable_cuda_graph is false");
+}
+
 TEST_CASE("graphs are on where nothing forbids them, for micro-batches that do not communicate") {
   const auto text = [](int64_t world, const Overrides& overrides) {
     return print_cuda_graphs(graphs(world, on_cuda(overrides)));

@@ -36,11 +36,11 @@ class Print {
   explicit Print(const RunPlan& p) {
     all(p.layout, p.overlap.tp_gemm_overlap.values, p.overlap.cp_overlap,
         p.overlap.shared_expert_overlap, p.overlap.moe_dispatch_chunks, p.graphs.on, p.graphs.first,
-        p.graphs.end, p.graphs.communicates, p.schedule_shape, p.pipeline, p.data_parallel,
-        p.tensor, p.context, p.experts, p.model, p.recompute, p.compute_dtype, p.logits_dtype,
-        p.logits_rows, p.head_in_fp32, p.fp8, p.sample_length, p.optimizer, p.lr_schedule,
-        p.loss_scale, p.train, p.validation, p.checkpoint, p.folders, p.dataset, p.device, p.comm,
-        p.debug);
+        p.graphs.end, p.graphs.communicates, p.graphs.full_step, p.schedule_shape, p.pipeline,
+        p.data_parallel, p.tensor, p.context, p.experts, p.model, p.recompute, p.compute_dtype,
+        p.logits_dtype, p.logits_rows, p.head_in_fp32, p.fp8, p.sample_length, p.optimizer,
+        p.lr_schedule, p.loss_scale, p.train, p.validation, p.checkpoint, p.folders, p.dataset,
+        p.device, p.comm, p.debug);
   }
   std::string text;
 

@@ -176,8 +176,8 @@ TEST_CASE("keys without a meaning here say why, and others are refused with the 
         "packed_sequence.max_packs=none", "no-masked-softmax-fusion=true",
         "attention-softmax-in-fp32=true", "no-bias-dropout-fusion=true", "rng.te_rng_tracker=true"})
     expect_no_warning({.what = key, .set = {key}});
-  expect_warning({.what = "a scope", .set = {"model.cuda_graph_scope=full_iteration"}},
-                 "model.cuda_graph_scope", "captures a micro-batch");
+  expect_warning({.what = "a scope", .set = {"model.cuda_graph_scope=attn"}},
+                 "model.cuda_graph_scope", "with full_iteration those of a step");
   struct Row {
     const char *key, *gist;
   };

@@ -33,6 +33,20 @@ struct Random {
   uint32_t x[4];
 };
 
+MT_INLINE AdamWFactors factors_now(const AdamW& a) {
+  if (!a.factors_in_memory.data) return factors_of(a);
+  const float* f = data_of<float>(a.factors_in_memory);
+  return {f[0], f[1], f[2]};
+}
+
+MT_INLINE AdamWRounding rounding_now(const AdamW& a) {
+  AdamWRounding r = a.rounding;
+  if (!a.keys_in_memory.data) return r;
+  const int64_t* keys = data_of<int64_t>(a.keys_in_memory);
+  r.key = uint64_t(keys[0]), r.moments_key = uint64_t(keys[1]);
+  return r;
+}
+
 MT_INLINE int64_t number_of(const AdamWRounding& r, int64_t i) {
   const int64_t at = r.at + i;
   return r.first + (r.columns > 0 ? at / r.columns * r.stride + at % r.columns : at);
@@ -48,19 +62,20 @@ MT_INLINE bf16 round_at_random(float w, uint32_t random) {
 // + weight_decay * w). L2 decay adds weight_decay * w to the gradient instead.
 template <class M>
 struct Update {
-  explicit Update(const AdamW& a)
+  explicit Update(const AdamW& a) : Update(a, factors_now(a)) {}
+  Update(const AdamW& a, const AdamWFactors& f)
       : beta1(a.beta1),
         beta2(a.beta2),
         eps(a.eps),
-        step_size(float(a.lr / (1.0 - __builtin_pow(double(a.beta1), double(a.step))))),
-        v_correction(float(1.0 / (1.0 - __builtin_pow(double(a.beta2), double(a.step))))),
-        keep(a.decoupled_decay ? 1.0f - a.lr * a.weight_decay : 1.0f),
+        step_size(f.step_size),
+        v_correction(f.v_correction),
+        keep(f.keep),
         l2(a.decoupled_decay ? 0.0f : a.weight_decay),
         scale(a.grad_scale.data ? *data_of<float>(a.grad_scale) : 1.0f),
         m(data_of<M>(a.m)),
         v(data_of<M>(a.v)),
         grad(data_of<float>(a.grad)),
-        rounding(a.rounding) {}
+        rounding(rounding_now(a)) {}
 
   // Returns the weight of element i after the update, and writes its moments.
   template <class Lanes>
@@ -111,7 +126,7 @@ void update_master(const AdamW& a, const Update<M>& update) {
 template <class M>
 void update_param(const AdamW& a, const Update<M>& update) {
   bf16* param = data_of<bf16>(a.param);
-  parallel(a.param.count, 16384, [=, rounding = a.rounding](int64_t begin, int64_t end) {
+  parallel(a.param.count, 16384, [=, rounding = update.rounding](int64_t begin, int64_t end) {
     Random random;
     for_lanes(end - begin, [&](int64_t j, auto lanes) {
       const int64_t i = begin + j;

@@ -16,7 +16,8 @@ void update(const MuonUpdate& a) {
   float* master = data_of<float>(a.master);
   const float* direction = data_of<float>(a.direction);
   P* param = data_of<P>(a.param);
-  const float keep = 1.0f - a.lr * a.weight_decay, lr = a.lr;
+  const float* factors = data_of<float>(a.factors_in_memory);
+  const float lr = factors ? factors[0] : a.lr, keep = factors ? factors[1] : keep_of(a);
   parallel(a.master.count, kGrain, [=](int64_t begin, int64_t end) {
     for_lanes(end - begin, [=](int64_t j, auto lanes) {
       const int64_t i = begin + j;

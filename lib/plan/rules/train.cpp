@@ -92,6 +92,8 @@ void validate_cuda_graphs(const Recipe& r, const Layout& l, const Overlap& overl
                           Diagnostics& diagnostics) {
   const CudaGraphs graphs = resolve_cuda_graphs(r, l, overlap);
   report_inactive(r, "train.enable_cuda_graph", graphs.off, graphs.why, diagnostics);
+  report_inactive(r, "train.cuda_graph_scope", graphs.full_step_off, graphs.full_step_why,
+                  diagnostics);
 }
 
 }  // namespace mtrain::plan

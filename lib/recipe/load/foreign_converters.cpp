@@ -216,6 +216,14 @@ bool convert_value(LayerSettings& layer, const std::string& path, const SourceLo
     layer.add(find_row("checkpoint.load"), path, location, node);
     return true;
   }
+  // Of Megatron's scopes this one is a setting here; a foreign key reports the others.
+  if (path == "model.cuda_graph_scope") {
+    const Node& one =
+        node.kind == Node::Kind::list && node.items.size() == 1 ? node.items[0] : node;
+    if (one.text != "full_iteration") return false;
+    layer.add(find_row("train.cuda_graph_scope"), path, location, Node(one));
+    return true;
+  }
   if (set_variables(layer, path, location, node)) return true;
   if (path == "model.window_size" || path == "model.sliding_window")
     if (!read_window(layer, path, location, node)) return true;

@@ -335,7 +335,8 @@ constexpr std::array kForeignKeys{
     ForeignKey{"model.moe_enable_deepep", kNone, kOwnTransport},
     ForeignKey{"model.cuda_graph_scope",
                kIgnored,
-               "is ignored: train.enable_cuda_graph captures a micro-batch's forward and backward",
+               "is ignored: a graph has a micro-batch's forward and backward, or with "
+               "full_iteration those of a step",
                {},
                [](const Node& n) { return nothing(n) || n.text == "full"; }},
     ForeignKey{"model.cuda_graph_warmup_steps", kNone,

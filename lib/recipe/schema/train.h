@@ -18,6 +18,14 @@ constexpr auto enum_names(DeviceChoice) {
                     EnumName{DeviceChoice::cuda, "cuda"}, EnumName{DeviceChoice::cuda, "gpu"}};
 }
 
+// What a CUDA graph holds. `full` is Megatron's word for a graph of a whole layer.
+enum class GraphScope { micro_batch, full_iteration };
+constexpr auto enum_names(GraphScope) {
+  return std::array{EnumName{GraphScope::micro_batch, "micro_batch"},
+                    EnumName{GraphScope::full_iteration, "full_iteration"},
+                    EnumName{GraphScope::micro_batch, "full"}};
+}
+
 inline constexpr int64_t kMaxSteps = int64_t{1} << 40;
 
 // The value of tensorboard_dir that names no folder.
@@ -30,6 +38,7 @@ struct TrainConfig {
   int64_t threads = 0;
   DeviceChoice device = DeviceChoice::automatic;
   Auto<bool> enable_cuda_graph;
+  GraphScope cuda_graph_scope = GraphScope::micro_batch;
   Auto<double> logits_gb;
   int64_t log_every = 10;
   Auto<int64_t> time_every;
@@ -74,6 +83,9 @@ struct TrainConfig {
             "launch a micro-batch's forward and backward as one CUDA graph; auto: if possible, and "
             "if a micro-batch does not communicate",
             {.aliases = "model.enable_cuda_graph"}},
+      Field{"cuda_graph_scope", &TrainConfig::cuda_graph_scope,
+            "micro_batch: each micro-batch is a CUDA graph; full_iteration: one graph has all "
+            "micro-batches of a step, and another one clips and updates (one rank)"},
       Field{"logits_gb",
             &TrainConfig::logits_gb,
             "memory for logits that exist at once, counted as fp32: logits in 16 bits take half. "

@@ -152,6 +152,15 @@ TEST_CASE("training on CUDA kernels by graphs follows the single launches") {
     INFO(trainer.graphs()->take_failure());
     CHECK(trainer.graphs()->replays() == c.replays);
     check_close(single, by_graphs, 1e-5);
+    // The same with a graph of each step's micro-batches, and one of its update.
+    recipe.train.cuda_graph_scope = recipe::GraphScope::full_iteration;
+    train::Trainer whole = make_trainer(*device, recipe, std::make_shared<CountingData>());
+    std::vector<double> by_steps;
+    for (int i = 0; i < 10; ++i) by_steps.push_back(whole.step(i < 9).loss);
+    INFO(whole.graphs()->take_failure());
+    CHECK(whole.graphs()->replays() >= 8);
+    CHECK(whole.graphs()->update_replays() == 9);
+    check_close(single, by_steps, 1e-5);
   }
 }
 
