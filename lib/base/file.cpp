@@ -112,15 +112,20 @@ void AtomicFile::write_block(int64_t at, const std::byte* data, size_t bytes) {
 
 void AtomicFile::prepare() {
   MT_CHECK(fd_ >= 0, "prepare() called twice");
-  if (::fsync(fd_) != 0) throw run_error("sync", path_);
+  finish(true);
+}
+
+void AtomicFile::finish(bool sync) {
+  if (sync && ::fsync(fd_) != 0) throw run_error("sync", path_);
   if (::close(std::exchange(fd_, -1)) != 0) throw run_error("finish", path_);
 }
 
-void AtomicFile::commit() {
+void AtomicFile::commit(Durable durable) {
   MT_CHECK(!done_, "commit() called twice");
-  if (fd_ >= 0) prepare();
+  if (fd_ >= 0) finish(durable != Durable::later);
   if (::rename(temporary_.c_str(), path_.c_str()) != 0) throw run_error("finish", path_);
   done_ = true;
+  if (durable != Durable::named) return;
   sync_directory(path_.has_parent_path() ? path_.parent_path() : fs::path("."));
 }
 
@@ -157,13 +162,30 @@ bool process_lives(int64_t pid) {
          std::string_view("ZX").find(line[name_end + 2]) == std::string_view::npos;
 }
 
-void write_file_atomic(const fs::path& path, std::string_view content) {
+void write_file_atomic(const fs::path& path, std::string_view content, Durable durable) {
   AtomicFile file(path);
   file.write(content);
-  file.commit();
+  file.commit(durable);
 }
 
 std::string read_file(const fs::path& path) { return read_regular_file(path, kLargestText); }
+
+namespace {
+
+int open_to_sync(const fs::path& file) {
+  const int fd = ::open(file.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) throw run_error("open", file);
+  return fd;
+}
+
+// Asks for the writes of a file without waiting for them. Only the sync later tells of failures.
+void begin_sync(const fs::path& file) {
+  const int fd = open_to_sync(file);
+  [[maybe_unused]] const int begun = ::sync_file_range(fd, 0, 0, SYNC_FILE_RANGE_WRITE);
+  ::close(fd);
+}
+
+}  // namespace
 
 void sync_directory(const fs::path& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -178,20 +200,25 @@ void sync_directory(const fs::path& path) {
 }
 
 void sync_tree(const fs::path& folder) {
+  std::vector<fs::path> files, folders{folder};
   std::error_code error;
   fs::recursive_directory_iterator it(folder, error);
   for (const fs::recursive_directory_iterator end; !error && it != end; it.increment(error)) {
-    if (it->is_directory()) sync_directory(it->path());
-    if (!it->is_regular_file()) continue;
-    const int fd = ::open(it->path().c_str(), O_RDONLY | O_CLOEXEC);
-    if (fd < 0) throw run_error("open", it->path());
+    if (it->is_directory()) folders.push_back(it->path());
+    if (it->is_regular_file()) files.push_back(it->path());
+  }
+  if (error) throw RunError(fmt::format("cannot list {}: {}", folder.string(), error.message()));
+  // A journal takes all files that have their blocks into one transaction, and each sync would wait
+  // for one of its own.
+  for (const fs::path& file : files) begin_sync(file);
+  for (const fs::path& file : files) {
+    const int fd = open_to_sync(file);
     const bool failed = ::fsync(fd) != 0;
-    const RunError reason = run_error("sync", it->path());
+    const RunError reason = run_error("sync", file);
     ::close(fd);
     if (failed) throw reason;
   }
-  if (error) throw RunError(fmt::format("cannot list {}: {}", folder.string(), error.message()));
-  sync_directory(folder);
+  for (const fs::path& made : folders) sync_directory(made);
 }
 
 RandomAccessFile::RandomAccessFile(fs::path path) : path_(std::move(path)) {

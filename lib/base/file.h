@@ -32,6 +32,13 @@ class DirectDescriptor {
   int fd_ = -1;
 };
 
+// What survives a loss of power when a file has been committed.
+enum class Durable {
+  named,    // the file, by its name
+  content,  // its bytes; its name when the caller has synced the folder
+  later,    // nothing, until the caller has synced the folder by sync_tree()
+};
+
 // Writes to a temporary file in the folder of `path`; commit() syncs it and renames it to `path`.
 // Without commit() the temporary file is removed, and an older file at `path` stays unchanged.
 // Throws RunError (disk full, permission, ...).
@@ -53,9 +60,11 @@ class AtomicFile {
   // multiples of kDirectAlignment (aligned_bytes.h).
   void write_block(int64_t at, const std::byte* data, size_t bytes);
   void prepare();  // syncs and closes: in commit() only the renaming can then fail
-  void commit();
+  void commit(Durable durable = Durable::named);
 
  private:
+  void finish(bool sync);  // closes the file
+
   std::filesystem::path path_, temporary_;
   int fd_ = -1;
   DirectDescriptor direct_;
@@ -70,7 +79,8 @@ const std::string& host_name();
 // may not have waited for it yet.
 bool process_lives(int64_t pid);
 
-void write_file_atomic(const std::filesystem::path& path, std::string_view content);
+void write_file_atomic(const std::filesystem::path& path, std::string_view content,
+                       Durable durable = Durable::named);
 // The largest file that read_file() reads.
 constexpr int64_t kLargestText = int64_t{1} << 27;
 // Throws UserError when the file cannot be read.

@@ -118,7 +118,7 @@ void write_state(const SavedState& saved, const SaveOptions& options, const fs::
   if (!saved.float8.empty()) state.set(kFloat8Scales, saved.float8);
   state.set(storage::kRecipeEntry, options.recipe);
   state.save(folder / kState);
-  write_file_atomic(folder / storage::kRecipeCopy, options.recipe);
+  write_file_atomic(folder / storage::kRecipeCopy, options.recipe, Durable::later);
 }
 
 SavedState saved_state(const CheckpointParts& t, const TrainProgress& progress) {

@@ -86,6 +86,7 @@ std::vector<WrittenShard> write_files(
         [&](storage::SafetensorsWriter& file, const Piece& p) { write(file, p, written); },
         in_background));
   }
+  in_background([&] { sync_directory(folder); });
   return shards;
 }
 

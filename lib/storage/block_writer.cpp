@@ -79,8 +79,8 @@ void BlockWriter::hand_over() {
   changed_.notify_all();
 }
 
-// Hashes a block while it is in the cache, and writes it.
-void BlockWriter::store(const Block& block, bool full) {
+// Hashes a block while it is in the cache, and writes it. The last one may end within a page.
+void BlockWriter::store(const Block& block) {
   if (hashes_) {
     std::string digest = ContentHash().add(block.memory.get(), block.bytes).hex();
     const std::scoped_lock lock(mutex_);
@@ -88,10 +88,9 @@ void BlockWriter::store(const Block& block, bool full) {
     digests_.resize(std::max(digests_.size(), index + 1));
     digests_[index] = std::move(digest);
   }
-  if (full)
-    file_.write_block(block.at, block.memory.get(), block.bytes);
-  else
-    file_.write_at(block.at, block.memory.get(), block.bytes);
+  const size_t rest = block.bytes % size_t(kDirectAlignment), direct = block.bytes - rest;
+  if (direct > 0) file_.write_block(block.at, block.memory.get(), direct);
+  if (rest > 0) file_.write_at(block.at + int64_t(direct), block.memory.get() + direct, rest);
 }
 
 void BlockWriter::work() {
@@ -106,7 +105,7 @@ void BlockWriter::work() {
       lock.unlock();
       std::exception_ptr failure;
       try {
-        store(block, true);
+        store(block);
       } catch (...) {
         failure = std::current_exception();
       }
@@ -128,10 +127,10 @@ void BlockWriter::commit() {
     if (failure_) std::rethrow_exception(failure_);
   }
   stop();
-  if (current_.memory && current_.bytes > 0) store(current_, false);
+  if (current_.memory && current_.bytes > 0) store(current_);
   free_.clear();
   current_ = {};
-  file_.commit();
+  file_.commit(Durable::content);
 }
 
 std::string BlockWriter::sums() const {

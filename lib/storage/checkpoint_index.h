@@ -50,7 +50,8 @@ Shape shape_of(const std::vector<int64_t>& dims);
 std::string shard_file_name(TensorSet set, int rank);
 
 // Writes index.json of the files in the folder, whose .sums files must exist. `sums` has the hashes
-// of those .sums files that are known; the others are read. Throws RunError.
+// of those .sums files that are known; the others are read. The caller makes the file durable by
+// sync_tree(). Throws RunError.
 void write_index(const std::filesystem::path& folder, int64_t step, const CheckpointIndex& index,
                  const std::map<std::string, std::string>& sums);
 

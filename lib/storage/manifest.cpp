@@ -157,7 +157,7 @@ json describe_files(const fs::path& folder, int64_t step,
       continue;
     }
     const fs::path sums = sums_path(file);
-    if (!fs::exists(sums, error)) write_file_atomic(sums, make_sums(file));
+    if (!fs::exists(sums, error)) write_file_atomic(sums, make_sums(file), Durable::later);
     hashes[name] = content_hash(read_file(sums));
   }
   return {{"step", step}, {"files", sizes}, {kSums, true}, {kSumsHashes, hashes}};
@@ -172,7 +172,7 @@ void write_with_checksum(const fs::path& path, json manifest) {
                    "divide the parameters among fewer ranks (distributed.dp_replicate_size)");
   const std::string key = checksum_key();
   text.replace(text.find(key) + key.size(), kNoDigits.size(), content_hash(text));
-  write_file_atomic(path, text);
+  write_file_atomic(path, text, Durable::later);
 }
 
 bool is_consolidated(std::string_view name) {

@@ -117,7 +117,8 @@ class SafetensorsWriter {
                   const std::function<void()>& after_piece = {});
   void write_part(std::string_view name, ConstSpan host);
 
-  void commit();  // throws RunError (the disk is full, ...)
+  // Throws RunError (the disk is full, ...). The caller syncs the folder.
+  void commit();
 
  private:
   SafetensorsWriter(const std::string& header, const std::filesystem::path& path,

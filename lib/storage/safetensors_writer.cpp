@@ -130,7 +130,7 @@ void SafetensorsWriter::commit() {
   MT_CHECK(missing_ == 0, "{} elements of `{}` were not written", missing_,
            tensors_[next_ - 1].name);
   file_.commit();
-  if (sums_ == Sums::beside) write_file_atomic(sums_path(path_), file_.sums());
+  if (sums_ == Sums::beside) write_file_atomic(sums_path(path_), file_.sums(), Durable::content);
 }
 
 }  // namespace mtrain::storage

@@ -33,7 +33,7 @@ void TrainState::save(const std::filesystem::path& path) const {
   // Bytes of a path that are not UTF-8 must not make a save fail.
   const std::string text = json{{"format", format_}, {"values", values}}.dump(
       2, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace);
-  write_file_atomic(path, text + "\n");
+  write_file_atomic(path, text + "\n", Durable::later);
 }
 
 TrainState TrainState::load(const std::filesystem::path& path) {

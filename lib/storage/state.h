@@ -31,6 +31,7 @@ class TrainState {
   int64_t integer(std::string_view key) const;
   const std::string& text(std::string_view key) const;
 
+  // The caller makes the file durable by sync_tree().
   void save(const std::filesystem::path& path) const;
   // Throws UserError if the file cannot be read or has another format, RunError if it is damaged.
   static TrainState load(const std::filesystem::path& path);

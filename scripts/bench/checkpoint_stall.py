@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Measures what saves in the background cost a training: stall, speed while a checkpoint is written, and memory.
 
-  scripts/bench/checkpoint_stall.py [--build build/release] [--pairs 10] [--threads 1 2] [--steps 24] [--output FILE.md]
-    [--folder FOLDER]
+  scripts/bench/checkpoint_stall.py [--build build/release] [--pairs 10] [--threads 1 2] [--steps 24] [--io-threads 1]
+    [--output FILE.md] [--folder FOLDER]
 
-One rank trains a model of 21 M parameters, whose checkpoint has 240 MiB. Each pair trains once without saves and once with
-one every 6 steps, alternating; --folder is where the checkpoints go, by default a temporary folder. Printed beside the
+One rank trains model B (recipes/bench/llama_28m.yaml) with one sequence of 512 tokens a step. Each pair trains once without
+saves and once with one every 6 steps, alternating; --folder is where the checkpoints go, by default a temporary folder. Printed beside the
 bounds that hold:
 
 - stall: the largest checkpoint.stall_ms, below the time of a memcpy of the copy, and 20 ms. A save that is due while one
@@ -30,15 +30,9 @@ import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-RECIPE = """
-model: {num_layers: 6, hidden_size: 512, num_attention_heads: 8, ffn_hidden_size: 1536}
-tokenizer: byte
-dataset: {train: set, seq_length: 128}
-train: {global_batch_size: 1, micro_batch_size: 1, log_every: 1000, device: cpu}
-lr_scheduler: {style: constant}
-mixed_precision: fp32
-checkpoint: {at_end: false, keep: 1, async: true}
-"""
+RECIPE = ROOT / "recipes/bench/llama_28m.yaml"
+SETTINGS = ["tokenizer=byte", "dataset.train=set", "train.global_batch_size=1", "train.micro_batch_size=1", "train.log_every=1000",
+            "train.device=cpu", "checkpoint.at_end=false", "checkpoint.keep=1", "checkpoint.async=true"]
 EVERY = 6           # steps between two saves
 SPARE = 64 << 20    # bytes of host memory beyond the copy
 STALL_MS = 20       # beyond a memcpy of the copy
@@ -58,9 +52,9 @@ def memcpy_rate(bytes_=256 << 20):
 
 class Run:
     def __init__(self, args, work, name, threads, every):
-        command = [str(args.build / "bin/mtrain"), "--recipe", "r.yaml", f"train.run_dir={name}", f"train.threads={threads}",
-                   f"train.steps={args.steps}", f"checkpoint.every_steps={every}",
-                   f"checkpoint.dir={(args.folder or work) / (name + '.checkpoints')}"]
+        command = [str(args.build / "bin/mtrain"), "--recipe", str(RECIPE), *SETTINGS, f"train.run_dir={name}", f"train.threads={threads}",
+                   f"train.steps={args.steps}", f"checkpoint.every_steps={every}", f"checkpoint.io_threads={args.io_threads}",
+                   f"checkpoint.dir={args.folder / (name + '.checkpoints')}"]
         with open(work / f"{name}.log", "w") as log:
             process = subprocess.Popen(command, cwd=work, stdout=log, stderr=log)
             _, status, usage = os.wait4(process.pid, 0)
@@ -124,13 +118,13 @@ def main():
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--io-threads", type=int, default=1)
     parser.add_argument("--folder", type=pathlib.Path)
     parser.add_argument("--output", type=pathlib.Path)
     args = parser.parse_args()
     args.build = args.build.resolve()
-    with tempfile.TemporaryDirectory() as folder:
-        work = pathlib.Path(folder)
-        (work / "r.yaml").write_text(RECIPE)
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory(dir=args.folder) as on_disk:
+        work, args.folder = pathlib.Path(folder), pathlib.Path(on_disk)
         (work / "text").write_text("\n".join(map(str, range(20000))))
         subprocess.run([args.build / "bin/mtrain", "data", "build", "--input", "text", "--output", "set"], cwd=work, check=True,
                        stdout=subprocess.DEVNULL)
