@@ -178,7 +178,7 @@ int open_to_sync(const fs::path& file) {
   return fd;
 }
 
-// Asks for the writes of a file without waiting for them. Only the sync later tells of failures.
+// Asks for the writes of a file without waiting for them. Failures appear at the sync itself.
 void begin_sync(const fs::path& file) {
   const int fd = open_to_sync(file);
   [[maybe_unused]] const int begun = ::sync_file_range(fd, 0, 0, SYNC_FILE_RANGE_WRITE);

@@ -81,6 +81,10 @@ def normal(lines):
     text = "\n".join(lines) + "\n"
     text = re.sub(r"^  slow build .*\n(?:   +\S.*\n)*", "", text, flags=re.M)  # if the build is for an older CPU
     text = re.sub(r"^  device .*\n(?:   +\S.*\n)*", "  device      #\n", text, flags=re.M)
+    # Another process took the core while the peak rate was measured: steps that exceed it have no MFU.
+    text, wrong_peak = re.subn(r"^step \d+: \d+ GFLOP/s are more than the measured peak.*\n(?:  .*\n)*", "", text, flags=re.M)
+    if wrong_peak:
+        text = re.sub(r"(tok/s)(?=  ETA|$)", r"\1  MFU 1 %", text, flags=re.M)
     text = re.sub(r"^device: .*\n(?:\S+ measured.*\n)?", "device: #\n", text, flags=re.M)
     for what in (r"(loss) \d+\.\d+", r"(grad) \d+\.\d+", r"(MFU) [\d.]+(?= %)", r"(ETA) \d.*?(?=  |$)"):
         text = re.sub(what, r"\1 #", text, flags=re.M)
