@@ -75,7 +75,7 @@ struct Pulse::Page {
   Word magic, bytes, rank, pid;
   Word phase, step, last_step, began, limit, progress, updates, step_s, median_s;
   Word memory, memory_peak, exposed;
-  Word streams, launches;
+  Word streams, launches, written;
   std::array<StreamWords, kStreams> stream;
   std::array<LaunchWords, kLaunches> launch;
 };
@@ -182,6 +182,7 @@ PulseGlance Pulse::glance() const {
   s.phase = phase_in(page_->phase);
   s.step = int64_t(page_->step.load());
   s.launches = page_->launches;
+  s.written = page_->written;
   return s;
 }
 
@@ -237,7 +238,7 @@ double Pulse::limit(PulsePhase phase) const {
 }
 
 void Pulse::at(PulsePhase phase, int64_t step) {
-  progress();
+  page_->progress.fetch_add(1);
   page_->phase = uint64_t(phase);
   page_->step = uint64_t(step);
   set_double(page_->began, seconds_now());
@@ -259,7 +260,7 @@ void Pulse::step_done(double seconds) {
   page_->updates.fetch_add(1);
 }
 
-void Pulse::progress() { page_->progress.fetch_add(1); }
+void Pulse::wrote() { page_->written.fetch_add(1); }
 
 void Pulse::set_memory(int64_t bytes, int64_t peak) {
   page_->memory.store(uint64_t(bytes), std::memory_order_relaxed);

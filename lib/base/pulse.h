@@ -34,8 +34,7 @@ struct PulseState {
   int64_t step = 0, last_step = 0;  // `step`: the current one, or the last one that was done
   double began = 0;                 // when the phase began, in seconds of the system's clock
   double limit_s = 0;  // how long the rank may be without progress in this phase; 0: without limit
-  // Changes with each progress. In a step only the end of the step is progress.
-  uint64_t progress = 0;
+  uint64_t progress = 0;                 // changes with each activity that begins
   uint64_t launches = 0;                 // enqueued so far, on all streams
   int64_t updates = 0;                   // steps that this process has made
   double step_s = 0, median_step_s = 0;  // of the last steps; 0: unknown
@@ -54,7 +53,7 @@ struct PulseGlance {
   PulsePhase phase = PulsePhase::none;
   int64_t step = 0;
   double limit_s = 0;
-  uint64_t progress = 0, launches = 0;
+  uint64_t progress = 0, launches = 0, written = 0;
 };
 
 std::string_view phase_name(PulsePhase phase);  // "step"
@@ -74,8 +73,8 @@ struct PulseLimits {
   static constexpr double kSteps = 10, kLeast = 30;
 };
 
-// Writes a page. One thread writes, except for progress() and set_done(), which any thread may
-// call. No function that writes waits, allocates, or calls the system.
+// Writes a page. One thread writes, except for wrote() and set_done(), which any thread may call.
+// No function that writes waits, allocates, or calls the system.
 class Pulse {
  public:
   // The variable that has the number of an inherited descriptor.
@@ -106,7 +105,7 @@ class Pulse {
   void set_last_step(int64_t step);
   void at(PulsePhase phase, int64_t step);  // begins a phase
   void step_done(double seconds);           // the time of a step that has just ended
-  void progress();
+  void wrote();  // a part of a file has been written, or sent: progress, but not of a step
   void set_memory(int64_t bytes, int64_t peak);
   void set_exposed(double seconds);
 

@@ -157,6 +157,7 @@ void LocalSaver::send(const fs::path& part, const LocalPeer& peer) {
 
 void LocalSaver::go_on() const {
   if (give_up_) throw LocalGivenUp();
+  if (options_.wrote) options_.wrote();
 }
 
 PartsIndex index_of_parts(const std::vector<std::string>& shards) {

@@ -35,6 +35,8 @@ class LocalSaver {
     double bytes_per_s = 0;  // of what this rank sends; 0: no limit
     // Called in the thread before the rank writes; may be empty. Throws RunError.
     std::function<void(int64_t bytes)> admit;
+    // Called in the thread after each part that was written or sent; may be empty.
+    std::function<void()> wrote;
   };
   // Makes the memory for the copy; throws RunError if there is too little.
   LocalSaver(Device& device, const CheckpointParts& parts, Options options);

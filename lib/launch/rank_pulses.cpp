@@ -41,10 +41,12 @@ const char* setting_of(PulsePhase phase) {
   throw BugError("a phase of a rank");
 }
 
-// In a step only its end is progress: a rank may launch work in a loop that never ends.
+// In a step only its end is progress: a rank may launch work in a loop that never ends, and an
+// earlier step may be saved meanwhile.
 bool has_progressed(const PulseGlance& before, const PulseGlance& now) {
-  return now.progress != before.progress ||
-         (now.phase != PulsePhase::step && now.launches != before.launches);
+  if (now.progress != before.progress) return true;
+  const bool works = now.launches != before.launches || now.written != before.written;
+  return now.phase != PulsePhase::step && works;
 }
 
 // A rank as the report sees it.

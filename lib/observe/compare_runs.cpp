@@ -121,6 +121,9 @@ RunComparison compare_runs(const std::filesystem::path& a_path, const std::files
   for (const std::string& key : keys) {
     if (!known.contains(key)) throw unknown_key(key, known);
     result.keys.push_back(compare_key(key, a.series(key), b.series(key), tolerance));
+    if (!by_default && result.keys.back().compared == 0)
+      throw UserError(fmt::format("the runs have no step in common with `{}`", key),
+                      "leave the key out, or compare runs that both have it");
     const auto count = [&](int64_t step, double, double) {
       if (result.first_step == 0 || step < result.first_step) result.first_step = step;
       result.last_step = std::max(result.last_step, step);

@@ -19,8 +19,9 @@ std::string tensorboard_tag(std::string_view metric);
 class TensorboardWriter {
  public:
   // Makes a new file in `folder`, which is made if necessary. The file voids what earlier files of
-  // the folder have of steps after `steps_done`, since a resumed run repeats these steps. The text
-  // of the recipe is shown at `steps_done`. Throws RunError.
+  // the folder have of steps after `steps_done`, since a resumed run repeats these steps.
+  // TensorBoard's reader in Python obeys that at once; its other reader replaces a value when the
+  // new one arrives. The text of the recipe is shown at `steps_done`. Throws RunError.
   TensorboardWriter(const std::filesystem::path& folder, int64_t steps_done,
                     std::string_view recipe);
   ~TensorboardWriter();

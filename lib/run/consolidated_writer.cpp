@@ -58,6 +58,7 @@ checkpoint::AddedFiles ConsolidatedWriter::files(std::function<void()> fault) {
                                                const std::function<void()>& meanwhile) {
                 write(checkpoint, text, [&] {
                   meanwhile();
+                  if (pulse_) pulse_->wrote();
                   if (fault) fault();
                 });
               },

@@ -2,10 +2,13 @@
 #pragma once
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "base/pulse.h"
 #include "checkpoint/added_files.h"
 #include "comm/host_collectives.h"
 #include "interchange/export.h"
@@ -21,7 +24,10 @@ namespace mtrain::run {
 // overlap.
 class ConsolidatedWriter {
  public:
-  explicit ConsolidatedWriter(const comm::HostCollectives& control) : control_(control) {}
+  // The pulse, if there is one, shows that this rank writes.
+  explicit ConsolidatedWriter(const comm::HostCollectives& control,
+                              std::shared_ptr<Pulse> pulse = {})
+      : control_(control), pulse_(std::move(pulse)) {}
 
   // Returns the steps that write the form of a checkpoint before its commit. If the process dies,
   // the checkpoint does not exist either. `fault`, unless empty, is called on this rank before each
@@ -50,6 +56,7 @@ class ConsolidatedWriter {
   void failed(const std::string& error);
 
   const comm::HostCollectives& control_;
+  const std::shared_ptr<Pulse> pulse_;
   std::optional<interchange::Exported> exported_;  // what this rank has written a part of
   // On rank 0:
   std::filesystem::path output_;  // of the form that is being written

@@ -20,6 +20,13 @@ void EarlyEnd::at(Doing doing, int64_t step) {
   show_activity(*pulse_, doing, step);
 }
 
+void EarlyEnd::during(Doing doing, const std::function<void()>& work) {
+  const Doing before = doing_;
+  at(doing, step_);
+  work();
+  at(before, step_);
+}
+
 void EarlyEnd::progress(int64_t saved, int64_t steps_done,
                         const std::filesystem::path& checkpoint) {
   signals_.set_unsaved(unsaved_text(saved, steps_done, checkpoint));

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 
 #include "base/pulse.h"
@@ -25,6 +26,8 @@ class EarlyEnd {
   int signal() const { return signals_.signal(); }  // the signal that was received, or 0
   // Sets the current activity of the run; `step` is the current or the last step.
   void at(Doing doing, int64_t step);
+  // Does `work` as another activity, and returns to the current one.
+  void during(Doing doing, const std::function<void()>& work);
   // Sets the steps that are saved and done. An empty path: there is no checkpoint.
   void progress(int64_t saved, int64_t steps_done, const std::filesystem::path& checkpoint);
 

@@ -84,8 +84,11 @@ void read_descriptions(const std::string& text, std::vector<storage::PartDescrip
 
 }  // namespace
 
-LocalCopies::LocalCopies(train::Trainer& trainer, bool continues)
-    : trainer_(trainer), control_(trainer.control()), options_(trainer.plan().checkpoint.local) {
+LocalCopies::LocalCopies(train::Trainer& trainer, std::shared_ptr<Pulse> pulse, bool continues)
+    : trainer_(trainer),
+      pulse_(std::move(pulse)),
+      control_(trainer.control()),
+      options_(trainer.plan().checkpoint.local) {
   find_hosts();
   // Rank 0 names the copies, and the start.
   std::string own;
@@ -425,6 +428,7 @@ std::string LocalCopies::prepare(Reporter* reporter) {
   const auto replicas = replica_ranks(host_names_, options_.replicas)[size_t(control_.rank())];
   checkpoint::LocalSaver::Options of_saver{
       .folder = folder_->path(), .start = start_, .first_of_host = is_first(), .socket = socket_};
+  of_saver.wrote = [pulse = pulse_] { pulse->wrote(); };
   for (const int to : replicas) of_saver.peers.push_back(peers_.at(size_t(to)));
   const auto ranks_here = std::ranges::count(host_names_, host_name());
   of_saver.bytes_per_s = options_.replica_bytes_per_s / double(ranks_here);

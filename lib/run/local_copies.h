@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/pulse.h"
 #include "checkpoint/local_saver.h"
 #include "checkpoint/ranks_together.h"
 #include "comm/file_exchange.h"
@@ -40,7 +41,7 @@ class LocalCopies {
  public:
   // Makes the folder of each host, and removes nothing. `continues`, on rank 0: the run continues
   // the one in its folder.
-  LocalCopies(train::Trainer& trainer, bool continues);
+  LocalCopies(train::Trainer& trainer, std::shared_ptr<Pulse> pulse, bool continues);
   ~LocalCopies();  // also removes the checkpoint that was made for the start
 
   // The newest step wins: makes the start that of a local copy if all of its parts exist, and it is
@@ -94,6 +95,7 @@ class LocalCopies {
   bool is_first() const { return first_of_[size_t(host_)] == control_.rank(); }
 
   train::Trainer& trainer_;
+  const std::shared_ptr<Pulse> pulse_;
   const comm::HostCollectives& control_;
   const plan::LocalCopyOptions& options_;
   Reporter* reporter_ = nullptr;

@@ -81,7 +81,7 @@ class Training {
     if (report_.profile && trainer_.graphs())
       trainer_.graphs()->turn_off("--profile times every launch");
     if (plan.checkpoint.consolidated != Consolidated::none)
-      consolidated_.emplace(trainer_.control());
+      consolidated_.emplace(trainer_.control(), pulse_.shared());
   }
 
   void run() {
@@ -105,7 +105,6 @@ class Training {
     early_end_.emplace(screen_, plan_.checkpoint.at_end, pulse_.shared());
     agree_on_start();
     if (nothing_to_do()) return all_ranks_here();  // rank 0 serves the store and must end last
-    if (status_) status_->at(progress_.steps_done, last_step());
     open_reports();
     make_saver();
     const std::string saving = saver_->choose();
@@ -298,7 +297,7 @@ class Training {
                           patience_for_files(plan_.comm.timeout_s));
     start_ = ChosenStart(start_choice_->agree(std::move(claimed_)));
     if (plan_.checkpoint.local.on()) {
-      local_.emplace(trainer_, lock_ && continues_run(plan_.folders, job_));
+      local_.emplace(trainer_, pulse_.shared(), lock_ && continues_run(plan_.folders, job_));
       local_->improve(start_);
     }
     if (plan_.train.epochs)
@@ -508,7 +507,7 @@ class Training {
   void checkpoint_saved() {
     if (status_) status_->at(saver_->newest().step, trainer_.last_step());
     if (plan_.checkpoint.consolidated != Consolidated::every) return;
-    consolidate({});  // those of earlier checkpoints
+    early_end_->during(Doing::save, [&] { consolidate({}); });  // those of earlier checkpoints
     consolidated_->committed(saver_->newest().path);
     note(consolidated_->take_note());
   }

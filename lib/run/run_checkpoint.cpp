@@ -68,14 +68,15 @@ std::filesystem::path save_run(train::Trainer& t, const std::filesystem::path& r
 void begin_save(train::Trainer& t, const std::filesystem::path& root, const RunSave& save,
                 checkpoint::BackgroundSaver& saver) {
   checkpoint::SaveOptions options = save_options(t, root, save);
-  t.hold_updates_until(saver.begin(t.checkpoint_parts(), t.progress(), std::move(options)));
+  t.hold_updates_until(
+      saver.begin(t.checkpoint_parts(/*to_read=*/true), t.progress(), std::move(options)));
 }
 
 void begin_local(train::Trainer& t, const RunSave& save, checkpoint::LocalSaver& saver,
                  std::shared_ptr<const checkpoint::Snapshot> staged) {
   checkpoint::SaveOptions options = save_options(t, {}, save);
-  t.hold_updates_until(
-      saver.begin(t.checkpoint_parts(), t.progress(), std::move(options), std::move(staged)));
+  t.hold_updates_until(saver.begin(t.checkpoint_parts(/*to_read=*/true), t.progress(),
+                                   std::move(options), std::move(staged)));
 }
 
 std::string resume_run(train::Trainer& t, const std::filesystem::path& folder, DataIdentity* data,

@@ -214,7 +214,13 @@ std::vector<std::string> set_aside_abandoned(const plan::FolderOptions& f,
                                              const std::function<void()>& renaming) {
   if (!start || !is_own_checkpoint(f, *start)) {
     if (!has_metrics(f)) return {};
-    return {put_aside(metrics_path(f))};
+    std::vector<std::string> lines{put_aside(metrics_path(f))};
+    // Another run's numbers would be shown as the beginning of this one's.
+    const fs::path events = fs::path(f.run_dir) / "tb";
+    std::error_code error;
+    if (same_folder(events, f.tensorboard_dir) && fs::is_directory(events, error))
+      lines.push_back(put_aside(events));
+    return lines;
   }
   const auto later = storage::checkpoints_after(f.checkpoint_dir, start->step);
   if (later.empty()) return {};

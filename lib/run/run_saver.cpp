@@ -65,9 +65,9 @@ std::string RunSaver::choose() {
 void RunSaver::save(const Request& request) {
   const Stall stall(*this);
   if (writing() && !may_begin(request)) return;
-  if (p_.before_save) p_.before_save();
   const int64_t step = p_.trainer.steps_done();
   p_.early_end.at(Doing::save, step);
+  if (p_.before_save) p_.before_save();
   const auto& evaluation = request.evaluation;
   written_ = {.step = step,
               .last = request.last,
@@ -140,7 +140,7 @@ void RunSaver::end_write() {
 std::function<void(std::string_view)> RunSaver::moments(int64_t step) {
   const auto fault = p_.fault ? p_.fault->in_save(step) : nullptr;
   return [this, fault](std::string_view moment) {
-    p_.early_end.pulse().progress();
+    p_.early_end.pulse().wrote();
     try {
       if (moment == "rename") p_.require_ours();
     } catch (...) {

@@ -12,7 +12,7 @@
 namespace mtrain::run {
 
 // A file that cannot be written is one warning: training continues. Before the first at() nothing
-// is written: a start that does nothing changes nothing.
+// is written: a start that is refused, or does nothing, changes nothing.
 class RunStatus {
  public:
   // The run has the lock of the folder. `continues`: it is another attempt of the run in it.

@@ -1,5 +1,7 @@
 #include "train/micro_batch_graphs.h"
 
+#include <utility>
+
 #include "base/error.h"
 #include "device/device.h"
 #include "model/experts/experts_of_step.h"
@@ -12,6 +14,9 @@ namespace {
 // The number of runs without a graph before a capture. In these runs libraries choose their
 // algorithms, and the memory pool grows to its final size.
 constexpr int64_t kWarmUp = 1;
+// Each graph keeps memory of the device. Steps differ in which of their micro-batches have padding,
+// and a step of many micro-batches could be of very many kinds.
+constexpr size_t kMostGraphs = 16;
 
 void copy(Stream& stream, const Tensor& from_T, const Tensor& to_T) {
   if (!from_T || from_T.data() == to_T.data()) return;  // absent, or this micro-batch was captured
@@ -128,7 +133,7 @@ MicroBatchGraphs::Key MicroBatchGraphs::key_of(const Part& part) {
 
 bool MicroBatchGraphs::run_as_graph(const Part& part) {
   const Key key = key_of(part);
-  if (!graphs_.contains(key) && runs_[key]++ >= kWarmUp) capture(part, key);
+  if (!graphs_.contains(key) && runs_[key]++ >= kWarmUp && has_room()) capture(part, key);
   const auto found = graphs_.find(key);
   if (found == graphs_.end()) return false;
   Captured& c = found->second;
@@ -153,6 +158,14 @@ bool MicroBatchGraphs::run_as_graph(const Part& part) {
   if (c.hooks.data) data_parallel_.set_hook_state(c.hooks, compute_.record());
   for (model::Parameter* p : c.ready) work.on_ready(*p);
   return true;
+}
+
+bool MicroBatchGraphs::has_room() {
+  if (graphs_.size() < kMostGraphs) return true;
+  if (!std::exchange(full_, true))
+    failure_ = fmt::format(
+        "there are graphs of {} kinds of work: further kinds run as single launches", kMostGraphs);
+  return false;
 }
 
 // A capture runs nothing and does not call on_ready(). Micro-batches whose capture fails can

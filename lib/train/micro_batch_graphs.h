@@ -80,6 +80,7 @@ class MicroBatchGraphs {
   bool possible(const Part& part) const;
   // Returns false, and does nothing, if there is no graph for these micro-batches.
   bool run_as_graph(const Part& part);
+  bool has_room();  // for another graph
   void capture(const Part& part, const Key& key);
   Key key_of(const Part& part);
   // Runs micro-batch k of the step. Its launches read `inputs`, unless this is null.
@@ -95,6 +96,7 @@ class MicroBatchGraphs {
   plan::CudaGraphs plan_;
   const int64_t max_dropouts_;
   std::string failure_;
+  bool full_ = false;  // no further graphs are captured
   bool held_ = false;
   std::shared_ptr<device::MemoryPool> pool_;
   std::deque<model::GraphInputs> values_;  // of each micro-batch of a graph

@@ -448,9 +448,9 @@ double Trainer::evaluate(const data::ValidationLoader& loader) {
   return loss.to_host<double>(compute_)[0] / double(std::max<int64_t>(label_tokens, 1));
 }
 
-checkpoint::CheckpointParts Trainer::checkpoint_parts() {
+checkpoint::CheckpointParts Trainer::checkpoint_parts(bool to_read) {
   drop_begun();
-  await_copies();  // the caller may load a checkpoint
+  if (!to_read) await_copies();
   return {.compute = compute_,
           .params = *params_,
           .optimizer = *optimizer_,

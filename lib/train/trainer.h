@@ -95,10 +95,12 @@ class Trainer {
   // Sets the progress from which a resumed run continues.
   void set_progress(const checkpoint::TrainProgress& progress);
   checkpoint::TrainProgress progress() const;
-  checkpoint::CheckpointParts checkpoint_parts();  // all ranks must call it
+  // All ranks must call it. With `to_read` the caller changes none of the parts: then only the next
+  // update waits for earlier copies.
+  checkpoint::CheckpointParts checkpoint_parts(bool to_read = false);
   // Makes whatever next writes weights, optimizer state or the routers' state wait for `event`: the
   // end of copies that read them (checkpoint::Snapshot). The device waits, not the host.
-  void hold_updates_until(const Event& event) { copied_ = event; }
+  void hold_updates_until(const Event& event) { copied_.push_back(event); }
   // `hook` is called for each gradient of a micro-batch when it is complete on this rank, before it
   // is reduced. Tests use it to make gradients overflow.
   void set_gradient_hook(std::function<void(model::Parameter&)> hook) {
@@ -131,8 +133,10 @@ class Trainer {
   // Enqueues what comes after the micro-batches, up to the update. Returns the gradient norm before
   // clipping.
   Tensor update(const Begun& step, float lr);
-  // Makes `compute` wait for the event of hold_updates_until().
-  void await_copies() { compute_.wait(std::exchange(copied_, {})); }
+  // Makes `compute` wait for the events of hold_updates_until().
+  void await_copies() {
+    for (const Event& event : std::exchange(copied_, {})) compute_.wait(event);
+  }
   // Begins the next step, if that does not need the result of the current one. On one rank a
   // failure is thrown by the next step().
   void begin_next(int64_t number);
@@ -208,7 +212,7 @@ class Trainer {
   int64_t counted_step_ = 0;  // the step whose tokens DataParallel::begin_sum() counts; 0: none
   Begun begun_;
   std::exception_ptr begin_failure_;  // why begin_next() has failed
-  Event copied_;                      // of hold_updates_until(), until the next update
+  std::vector<Event> copied_;         // of hold_updates_until(), until the next update
   tensor::HostCopy results_;  // of a step: loss, gradient norm, the experts' sums and losses
   std::optional<std::chrono::steady_clock::time_point> result_seen_;
   std::function<void(model::Parameter&)> on_gradients_;

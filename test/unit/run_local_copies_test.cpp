@@ -274,7 +274,7 @@ struct NextStart {
         ids(train::id_check(plan.dataset.tokenizer, plan.model.vocab)),
         trainer(train::build_trainer(*device, plan, train::open_training_data(plan.dataset, ids),
                                      comm::World::alone())),
-        copies(trainer, /*continues=*/true) {
+        copies(trainer, std::make_shared<Pulse>(), /*continues=*/true) {
     copies.improve(start);
   }
   storage::DamagedCheckpoint damage() const {
