@@ -88,6 +88,8 @@ def compile_commands(root):
     if not database.exists() or any(p.exists() and p.stat().st_mtime > database.stat().st_mtime for p in lists):
         subprocess.run(["cmake", "--preset", "release", "-B", "build/tidy", "-DMTRAIN_UNITY=OFF"], cwd=root, check=True,
                        stdout=subprocess.DEVNULL)
+        subprocess.run(["cmake", "--build", "build/tidy", "--target", "generated_sources"], cwd=root, check=True,
+                       stdout=subprocess.DEVNULL)
     entries = {}
     for entry in json.loads(database.read_text()):
         # clang cannot read the headers that GCC has precompiled; sources include what they use without them.

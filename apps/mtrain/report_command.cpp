@@ -20,8 +20,6 @@ namespace mtrain {
 
 namespace {
 
-namespace fs = std::filesystem;
-
 struct ReportOptions {
   std::vector<std::string> runs;
   std::string output = "report.html";

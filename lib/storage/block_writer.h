@@ -37,8 +37,8 @@ class BlockWriter {
   void advance(size_t bytes);
   void write(const void* data, size_t bytes);  // copies the bytes
 
-  // Writes the rest, waits for all writes, syncs the file and gives it its name. The caller syncs the
-  // folder. Throws RunError.
+  // Writes the rest, waits for all writes, syncs the file and gives it its name. The caller syncs
+  // the folder. Throws RunError.
   void commit();
   // Returns the content of the .sums file. Call it after commit(), if there are hashes.
   std::string sums() const;

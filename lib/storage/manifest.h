@@ -39,8 +39,8 @@ bool has_own_manifest(const std::filesystem::path& folder);
 // damaged.
 Manifest read_manifest(const std::filesystem::path& folder);
 
-// Writes the manifest of the files in the folder, and the missing .sums files. The caller makes them
-// durable by sync_tree(). Throws RunError.
+// Writes the manifest of the files in the folder, and the missing .sums files. The caller makes
+// them durable by sync_tree(). Throws RunError.
 void write_manifest(const std::filesystem::path& folder, int64_t step);
 
 // Throws RunError if the file `name` of the folder is a link, or is in one: a save makes none, and

@@ -47,7 +47,8 @@ TEST_CASE("a key that is pressed again is a second request, a key that is held i
   CHECK(quick.add(SIGINT, t + 1300ms, true) == Kind::second);
 }
 
-TEST_CASE("the first restart comes at once, and later ones wait twice as long each time, to a bound") {
+TEST_CASE(
+    "the first restart comes at once, and later ones wait twice as long each time, to a bound") {
   CHECK(restart_delay(1) == 0s);
   CHECK(restart_delay(2) == 1s);
   CHECK(restart_delay(3) == 2s);
