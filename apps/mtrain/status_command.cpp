@@ -49,7 +49,11 @@ std::vector<PulseState> live_pulses(const RunRecord& run) {
   std::vector<PulseState> found;
   const auto add = [&](int64_t pid, int fd) {
     if (fd < 0) return;
-    const auto state = Pulse::read(fmt::format("/proc/{}/fd/{}", pid, fd));
+    const std::string path = fmt::format("/proc/{}/fd/{}", pid, fd);
+    // The number is that of a file: opening anything else may have effects.
+    std::error_code error;
+    if (!fs::read_symlink(path, error).string().starts_with("/memfd:mtrain-pulse")) return;
+    const auto state = Pulse::read(path);
     if (state && state->pid == pid) found.push_back(*state);
   };
   if (run.job.empty())

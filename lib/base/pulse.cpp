@@ -24,6 +24,7 @@ constexpr uint64_t kMagic = 0x3165736c7570746dull;  // "mtpulse1": a new layout 
 constexpr size_t kTimes = 64;                       // steps whose median is known
 // The first steps of a start are slower: memory is touched first, and GEMMs are measured.
 constexpr int64_t kSlowSteps = 2;
+constexpr uint64_t kControl = 2;  // of StreamWords::communicates: the host waits for its launches
 
 using Word = std::atomic<uint64_t>;
 static_assert(Word::is_always_lock_free);
@@ -144,7 +145,11 @@ std::shared_ptr<Pulse> Pulse::inherited(int rank) {
 std::shared_ptr<Pulse> Pulse::of_process(int rank) {
   auto pulse = inherited(rank);
   if (!pulse) pulse = make(rank);
-  pulse->page_->pid = uint64_t(getpid());
+  Page& page = *pulse->page_;
+  for (Word* word : {&page.phase, &page.step, &page.last_step, &page.limit, &page.updates,
+                     &page.step_s, &page.median_s})
+    *word = 0;
+  page.pid = uint64_t(getpid());
   return pulse;
 }
 
@@ -181,8 +186,10 @@ PulseGlance Pulse::glance() const {
   s.progress = page_->progress;
   s.phase = phase_in(page_->phase);
   s.step = int64_t(page_->step.load());
-  s.launches = page_->launches;
-  s.written = page_->written;
+  s.in_slow_step = s.phase == PulsePhase::step && int64_t(page_->updates.load()) < kSlowSteps;
+  s.work = page_->written;
+  for (const StreamWords& stream : page_->stream)
+    if (stream.communicates != kControl) s.work += stream.enqueued + stream.done;
   return s;
 }
 
@@ -232,8 +239,8 @@ double Pulse::limit(PulsePhase phase) const {
     case PulsePhase::step:
     case PulsePhase::evaluation: break;
   }
-  if (limits_.step_s) return *limits_.step_s;
   if (int64_t(page_->updates.load()) < kSlowSteps) return limits_.start_s;
+  if (limits_.step_s) return *limits_.step_s;
   return std::max(PulseLimits::kLeast, PulseLimits::kSteps * median_);
 }
 
@@ -274,7 +281,7 @@ void Pulse::name_stream(int index, std::string_view name, bool communicates) {
   StreamWords& stream = page_->stream[size_t(index)];
   write_words(stream.name, name);
   stream.enqueued = stream.done = 0;
-  stream.communicates = communicates;
+  stream.communicates = name == "control" ? kControl : uint64_t(communicates);
   page_->streams = std::max<uint64_t>(page_->streams, uint64_t(index) + 1);
 }
 

@@ -53,7 +53,11 @@ struct PulseGlance {
   PulsePhase phase = PulsePhase::none;
   int64_t step = 0;
   double limit_s = 0;
-  uint64_t progress = 0, launches = 0, written = 0;
+  uint64_t progress = 0;  // changes with each activity that begins
+  // Changes with what is launched, what is done, and what is written. Launches of the stream
+  // `control` do not count: ranks that wait for one another make them.
+  uint64_t work = 0;
+  bool in_slow_step = false;  // one of the first steps, in which work counts as progress
 };
 
 std::string_view phase_name(PulsePhase phase);  // "step"
@@ -87,8 +91,8 @@ class Pulse {
   // Makes a page that other processes of this user can read, through this process's descriptor. It
   // is private if the system has no such memory.
   static std::shared_ptr<Pulse> make(int rank);
-  // Returns the page that this process has inherited, or a new one: without a launcher, or if the
-  // descriptor is not a page of this rank.
+  // Returns the page that this process has inherited, cleared of what an earlier process wrote, or
+  // a new one: without a launcher, or if the descriptor is not a page of this rank.
   static std::shared_ptr<Pulse> of_process(int rank);
   // Reads a page through a path such as /proc/<pid>/fd/<descriptor>. Returns nothing if it is not a
   // page, or not of this version.

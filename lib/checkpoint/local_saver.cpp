@@ -46,7 +46,13 @@ LocalSaver::Outcome LocalSaver::finish() {
   if (!writing_) return {};
   // Ranks need different times, which may be longer than comm.timeout_s.
   constexpr std::chrono::milliseconds kHeartbeat{20};
-  while (control_.any(pending_.wait_for(kHeartbeat) != std::future_status::ready)) {
+  for (int64_t before = 0;;) {
+    const bool waits = pending_.wait_for(kHeartbeat) != std::future_status::ready;
+    const int64_t parts = parts_;
+    const auto any = control_.any_of({waits, parts != std::exchange(before, parts)});
+    if (!any[0]) break;
+    // A rank that has written and sent its part waits for others.
+    if (any[1] && options_.wrote) options_.wrote();
   }
   const Result own = pending_.get();
   writing_ = false;
@@ -157,6 +163,7 @@ void LocalSaver::send(const fs::path& part, const LocalPeer& peer) {
 
 void LocalSaver::go_on() const {
   if (give_up_) throw LocalGivenUp();
+  ++parts_;
   if (options_.wrote) options_.wrote();
 }
 

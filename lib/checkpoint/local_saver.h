@@ -90,7 +90,8 @@ class LocalSaver {
   bool writing_ = false;
   int64_t step_ = 0, complete_ = 0, replicated_ = 0;
   std::atomic<bool> give_up_ = false;
-  std::future<Result> pending_;  // the last member: its thread uses the others
+  mutable std::atomic<int64_t> parts_ = 0;  // written or sent by the thread so far
+  std::future<Result> pending_;             // the last member: its thread uses the others
 };
 
 // The index of the checkpoint that parts are together, and the hashes of its .sums files. `shards`

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "base/error.h"
+
 namespace mtrain::device {
 
 namespace {
@@ -32,8 +34,10 @@ void FlightRecorder::record(const char* launch, const Stream& stream, uint64_t n
 }
 
 void FlightRecorder::update() {
-  for (size_t i = 0; i < streams_.size(); ++i)
-    if (const Stream* stream = streams_[i]) pulse_->set_done(int(i), stream->completed());
+  for (size_t i = 0; i < streams_.size(); ++i) try {
+      if (const Stream* stream = streams_[i]) pulse_->set_done(int(i), stream->completed());
+    } catch (const Error&) {  // the device has failed: its streams report that where they wait
+    }
 }
 
 std::vector<std::string> FlightRecorder::lines(int last) {

@@ -170,7 +170,7 @@ class Attempt {
       if (failed_at_)
         press();
       else if (!hang_ && (hang_ = pulses_.look(Clock::now())))
-        kill_all(SIGKILL);
+        end_hang();
     }
     const bool well = std::all_of(children_.begin(), children_.end(), ended_well);
     kill_groups();  // processes that a rank has left would continue to write
@@ -196,7 +196,7 @@ class Attempt {
 
   // Prints why the job failed, and returns the cause, with its exit code.
   JobFailure report() const {
-    if (hang_) return report_hang();
+    if (hang_ && !has_own_error()) return failure(1, hang_->culprit, hang_->message);
     const Child* cause = nullptr;
     std::optional<RankError> error;
     // The rank with the lowest weight is the first cause. A rank that died without an error file
@@ -254,7 +254,22 @@ class Attempt {
     return text;
   }
 
-  JobFailure report_hang() const {
+  // Whether a rank has reported an error that is not about its peers. What hangs is then its end.
+  bool has_own_error() const {
+    return std::ranges::any_of(children_, [](const Child& c) {
+      const auto e = read_error_file(c.error_file);
+      return e && e->kind != ErrorKind::comm;
+    });
+  }
+
+  // Reports first: a rank that waits for a device or a disk may not end even when it is killed.
+  void end_hang() {
+    if (!has_own_error()) tell_hang();
+    job_.store.fail(hang_->message);
+    kill_all(SIGKILL);
+  }
+
+  void tell_hang() const {
     std::string text =
         fmt::format("mtrain-launch: error: {}\n  hint: {}", hang_->message, hang_->hint);
     text += lines_below("the ranks of this host", hang_->ranks);
@@ -262,7 +277,6 @@ class Attempt {
       text +=
           lines_below(fmt::format("last launches of rank {}", *hang_->culprit), hang_->launches);
     job_.console.say(text);
-    return failure(1, hang_->culprit, hang_->message);
   }
 
   static std::string end_of(const Child& c) {

@@ -44,9 +44,8 @@ const char* setting_of(PulsePhase phase) {
 // In a step only its end is progress: a rank may launch work in a loop that never ends, and an
 // earlier step may be saved meanwhile.
 bool has_progressed(const PulseGlance& before, const PulseGlance& now) {
-  if (now.progress != before.progress) return true;
-  const bool works = now.launches != before.launches || now.written != before.written;
-  return now.phase != PulsePhase::step && works;
+  const bool work_counts = now.phase != PulsePhase::step || now.in_slow_step;
+  return now.progress != before.progress || (work_counts && now.work != before.work);
 }
 
 // A rank as the report sees it.
@@ -72,6 +71,8 @@ std::vector<const Seen*> late_ones(const std::vector<Seen>& all) {
   };
   std::vector<const Seen*> late = those([](const Seen& s) { return s.stopped; });
   if (!late.empty()) return late;
+  // The rank of another host may be the late one.
+  if (all.size() == 1) return those([](const Seen& s) { return !s.waits_for_others(); });
   int64_t first = all.front().state.step;
   for (const Seen& s : all) first = std::min(first, s.state.step);
   late = those([&](const Seen& s) { return s.state.step == first; });
@@ -142,8 +143,10 @@ Hang RankPulses::describe() const {
                           setting_of(over->state.phase), over->state.limit_s);
   if (shown.stopped)
     hang.hint = "a signal (SIGSTOP), a debugger or the batch system has stopped it; " + hang.hint;
-  if (late.empty() && all.size() > 1)
-    hang.hint = "no rank of this host is later than the others; " + hang.hint;
+  if (late.empty())
+    hang.hint = (all.size() > 1 ? "no rank of this host is later than the others; "
+                                : "it waits for ranks of other hosts; ") +
+                hang.hint;
   if (!late.empty()) {
     hang.culprit = late.front()->state.rank;
     hang.launches = launch_lines(late.front()->state, kLaunchesOfCulprit);

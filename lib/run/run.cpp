@@ -622,6 +622,7 @@ void run_training(const plan::MeetingPlan& meeting, const std::function<RunPlan(
       Training(plan, options, world, pulse, screen ? &*screen : nullptr, lock ? &*lock : nullptr,
                status ? &*status : nullptr, start)
           .run();
+      pulse->at(PulsePhase::none, 0);  // a program that has trained may do other things
     } catch (const std::exception& e) {
       if (status) status->failed(e);  // while the run has the lock
       throw;

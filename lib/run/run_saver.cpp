@@ -117,8 +117,15 @@ void RunSaver::finish_write() {
   p_.early_end.at(Doing::save, written_.step);
   const std::string activity = fmt::format("saving step {}", written_.step);
   constexpr std::chrono::milliseconds kHeartbeat{20};  // far below comm.timeout_s
-  while (!p_.trainer.control().any(background_->ended(kHeartbeat)))
-    show(bytes_text(activity, background_->written_bytes(), background_->staged_bytes()));
+  for (int64_t before = 0;;) {
+    const bool ended = background_->ended(kHeartbeat);
+    const int64_t written = background_->written_bytes();
+    const auto any =
+        p_.trainer.control().any_of({ended, written != std::exchange(before, written)});
+    if (any[0]) break;
+    if (any[1]) p_.early_end.pulse().wrote();  // a rank that has written its part waits for others
+    show(bytes_text(activity, written, background_->staged_bytes()));
+  }
   end_write();
   p_.early_end.at(Doing::step_done, p_.trainer.steps_done());
 }

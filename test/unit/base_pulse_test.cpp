@@ -6,6 +6,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <thread>
+#include <utility>
 
 #include <catch2/catch.hpp>
 
@@ -123,6 +124,28 @@ TEST_CASE("each phase has its limit, and the one of a step follows the median") 
   pulse.set_limits({.start_s = 0, .save_s = 0, .step_s = 2});
   CHECK(limit(PulsePhase::step) == 2);
   CHECK(limit(PulsePhase::save) == 0);
+}
+
+TEST_CASE("work is what a rank enqueues, finishes and writes, but not what it does to wait") {
+  Pulse pulse;
+  pulse.name_stream(0, "compute", false);
+  pulse.name_stream(1, "control", true);
+  uint64_t before = pulse.glance().work;
+  const auto works = [&] { return std::exchange(before, pulse.glance().work) != before; };
+  pulse.launch(0, 1, "gemm");
+  CHECK(works());
+  pulse.set_done(0, 1);
+  CHECK(works());
+  pulse.wrote();
+  CHECK(works());
+  pulse.launch(1, 1, "all_reduce");
+  pulse.set_done(1, 1);
+  CHECK_FALSE(works());
+  pulse.at(PulsePhase::step, 1);
+  CHECK(pulse.glance().in_slow_step);
+  pulse.step_done(0.1);
+  pulse.step_done(0.1);
+  CHECK_FALSE(pulse.glance().in_slow_step);
 }
 
 TEST_CASE("what is no page of this rank is not read, and not written") {

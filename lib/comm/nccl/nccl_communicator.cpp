@@ -27,6 +27,8 @@ constexpr auto kWatch = milliseconds(10);  // the watchdog checks the pending ca
 // The watchdog asks the store, which serves all ranks, this often. A healthy call ends before the
 // first request.
 constexpr std::chrono::nanoseconds kAsk = milliseconds(250);
+// An answer that took longer was not refused, but has not come.
+constexpr std::chrono::nanoseconds kSilent = milliseconds(1000);
 // How long a rank waits at the end for peers that still read its data.
 constexpr std::chrono::nanoseconds kFarewell = std::chrono::seconds(10);
 // A call that does not block inside NCCL returns within this time.
@@ -313,7 +315,7 @@ class NcclCommunicator : public Communicator {
       while (!dead_ && !(found = look()) && !stop.stop_requested()) {
         if (asks_now()) {
           lock.unlock();
-          const bool heard = reporter_->heard_of_failure();
+          const bool heard = heard_of_failure();
           lock.lock();
           if (heard) found = found_first("");
           if (heard) break;
@@ -325,6 +327,19 @@ class NcclCommunicator : public Communicator {
       found = found_first(e.message());
     }
     if (found) fail(*found);
+  }
+
+  // A store that is gone ends the group. One that only does not answer may be in a launcher that is
+  // stopped (Ctrl-Z); its connection is then useless, and calls end by their timeout.
+  bool heard_of_failure() {
+    const auto began = Clock::now();
+    try {
+      return reporter_->heard_of_failure();
+    } catch (const CommError&) {
+      if (Clock::now() - began < kSilent) throw;
+      asks_ = false;
+      return false;
+    }
   }
 
   // Returns the failure of a pending call, if one has failed. The caller holds the lock.
@@ -358,7 +373,7 @@ class NcclCommunicator : public Communicator {
   // Returns whether it is time to ask the store: NCCL does not report that another rank has given
   // up. The caller holds the lock.
   bool asks_now() {
-    if (calls_.empty()) return false;
+    if (calls_.empty() || !asks_) return false;
     const auto since = calls_.front().started ? calls_.front().started : inside_since_;
     const auto now = Clock::now();
     if (!since || now - std::max(asked_, *since) < std::min(kAsk, group_.timeout / 4)) return false;
@@ -455,6 +470,7 @@ class NcclCommunicator : public Communicator {
   uint64_t number_ = 0;
   std::deque<Call> calls_;  // the calls whose end has not been observed
   Clock::time_point asked_{};
+  bool asks_ = true;                          // only the watchdog uses it
   std::shared_ptr<device::AsyncError> late_;  // LaunchContext::late of the last call
   std::optional<std::string> dead_;           // why the group cannot be used any more
   std::atomic<int> graphs_{0};                // that hold calls of the group

@@ -110,8 +110,8 @@ struct LaunchConfig {
           "the same"},
       Field{"start_timeout_s",
             &LaunchConfig::start_timeout_s,
-            "mtrain-launch ends the job if a rank does not begin its second step within this time "
-            "of the last progress; 0: no limit",
+            "mtrain-launch ends the job if a rank that has not made two steps is without progress "
+            "for this time; 0: no limit",
             {.unit = "seconds", .min = 0, .max = 1e8}},
       Field{"save_timeout_s",
             &LaunchConfig::save_timeout_s,
