@@ -48,12 +48,17 @@ class Array {
   DType dtype() const { return dtype_; }
   double operator[](int64_t i) const { return element(span(), i); }
   void set(int64_t i, double v) {
-    if (dtype_ == DType::bf16) static_cast<bf16*>(data())[i] = bf16(float(v));
-    if (dtype_ == DType::f16) static_cast<f16*>(data())[i] = f16(float(v));
-    if (dtype_ == DType::f32) static_cast<float*>(data())[i] = float(v);
-    if (dtype_ == DType::f8e4m3) static_cast<f8e4m3*>(data())[i] = f8e4m3(float(v));
-    if (dtype_ == DType::f8e5m2) static_cast<f8e5m2*>(data())[i] = f8e5m2(float(v));
-    if (dtype_ == DType::f64) static_cast<double*>(data())[i] = v;
+    switch (dtype_) {
+      case DType::bf16: static_cast<bf16*>(data())[i] = bf16(float(v)); break;
+      case DType::f16: static_cast<f16*>(data())[i] = f16(float(v)); break;
+      case DType::f32: static_cast<float*>(data())[i] = float(v); break;
+      case DType::f8e4m3: static_cast<f8e4m3*>(data())[i] = f8e4m3(float(v)); break;
+      case DType::f8e5m2: static_cast<f8e5m2*>(data())[i] = f8e5m2(float(v)); break;
+      case DType::f64: static_cast<double*>(data())[i] = v; break;
+      case DType::i32: static_cast<int32_t*>(data())[i] = int32_t(v); break;
+      case DType::i64: static_cast<int64_t*>(data())[i] = int64_t(v); break;
+      case DType::u8: static_cast<uint8_t*>(data())[i] = uint8_t(v); break;
+    }
   }
   std::vector<double> values(int64_t begin = 0, int64_t count = -1) const {
     std::vector<double> v(count < 0 ? count_ - begin : count);

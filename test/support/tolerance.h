@@ -34,8 +34,12 @@ inline double element(const ConstSpan& s, int64_t i) {
     case DType::f32: return double(s.as<float>()[i]);
     case DType::f8e4m3: return double(float(s.as<f8e4m3>()[i]));
     case DType::f8e5m2: return double(float(s.as<f8e5m2>()[i]));
-    default: return s.as<double>()[i];
+    case DType::f64: return s.as<double>()[i];
+    case DType::i32: return double(s.as<int32_t>()[i]);
+    case DType::i64: return double(s.as<int64_t>()[i]);
+    case DType::u8: return double(s.as<uint8_t>()[i]);
   }
+  return NAN;
 }
 
 struct Rule {
