@@ -50,6 +50,19 @@ void MicroBatchGraphs::turn_off(std::string why) {
   plan_ = {.on = false, .why = std::move(why)};
 }
 
+void MicroBatchGraphs::turn_to_micro_batches(const std::string& why) {
+  graphs_.clear();
+  runs_.clear();
+  full_ = false;
+  update_.reset();
+  plan_.full_step = false;
+  plan_.why = fmt::format("every micro-batch; not a whole step: {}", why);
+}
+
+void MicroBatchGraphs::note_failure(const std::string& failure) {
+  failure_ += failure_.empty() ? failure : "; " + failure;
+}
+
 std::unique_ptr<device::Allocator::Open> MicroBatchGraphs::share_memory() const {
   if (!plan_.on) return nullptr;
   return std::make_unique<device::Allocator::Open>(compute_.device().allocator(), *pool_);
@@ -84,8 +97,10 @@ Tensor MicroBatchGraphs::run_update(const UpdateGraph::Update& update,
   try {
     ready = update_->prepare(update, enqueue);
   } catch (const RunError& e) {  // the micro-batches' graph stays
-    failure_ = fmt::format("an update could not be captured as a graph: {}", e.message());
-    plan_.why += fmt::format("; {}", failure_);
+    const std::string why =
+        fmt::format("an update could not be captured as a graph: {}", e.message());
+    note_failure(why);
+    plan_.why += "; " + why;
     update_.reset();
   }
   return ready ? update_->replay() : enqueue({});
@@ -163,13 +178,14 @@ bool MicroBatchGraphs::run_as_graph(const Part& part) {
 bool MicroBatchGraphs::has_room() {
   if (graphs_.size() < kMostGraphs) return true;
   if (!std::exchange(full_, true))
-    failure_ = fmt::format(
-        "there are graphs of {} kinds of work: further kinds run as single launches", kMostGraphs);
+    note_failure(fmt::format(
+        "there are graphs of {} kinds of work: further kinds run as single launches", kMostGraphs));
   return false;
 }
 
 // A capture runs nothing and does not call on_ready(). Micro-batches whose capture fails can
-// therefore still run without a graph. The graph reads its inputs from these micro-batches'
+// therefore still run without a graph. After the failed capture of a step, single micro-batches are
+// tried. The graph reads its inputs from these micro-batches'
 // tensors.
 void MicroBatchGraphs::capture(const Part& part, const Key& key) {
   const device::Allocator& memory = compute_.device().allocator();
@@ -194,10 +210,11 @@ void MicroBatchGraphs::capture(const Part& part, const Key& key) {
                                   fresh(),
                                   data_parallel_.hook_state()});
   } catch (const RunError& e) {
-    failure_ =
+    const std::string why =
         fmt::format("{} could not be captured as a graph: {}",
-                    part.count == 1 ? "a micro-batch" : "the micro-batches of a step", e.message());
-    turn_off(failure_);
+                    part.begin ? "the micro-batches of a step" : "a micro-batch", e.message());
+    note_failure(why);
+    part.begin ? turn_to_micro_batches(why) : turn_off(why);
   }
   set_fresh(fresh_before);
   if (before.data) data_parallel_.set_hook_state(before, {});

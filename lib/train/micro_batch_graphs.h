@@ -53,7 +53,7 @@ class MicroBatchGraphs {
   // Turns graphs off for the rest of the run. print_cuda_graphs() prints `why`.
   void turn_off(std::string why);
   const plan::CudaGraphs& plan() const { return plan_; }  // turn_off() changes it
-  // Returns why a capture has failed, and an empty text afterwards or if none has.
+  // Returns why captures have failed, and an empty text afterwards or if none has.
   std::string take_failure() { return std::exchange(failure_, {}); }
   int64_t replays() const { return replays_; }  // of graphs of micro-batches
   int64_t update_replays() const { return update_ ? update_->replays() : 0; }
@@ -81,6 +81,9 @@ class MicroBatchGraphs {
   // Returns false, and does nothing, if there is no graph for these micro-batches.
   bool run_as_graph(const Part& part);
   bool has_room();  // for another graph
+  // From now on each micro-batch is a graph, and updates are single launches.
+  void turn_to_micro_batches(const std::string& why);
+  void note_failure(const std::string& failure);  // for take_failure()
   void capture(const Part& part, const Key& key);
   Key key_of(const Part& part);
   // Runs micro-batch k of the step. Its launches read `inputs`, unless this is null.

@@ -335,7 +335,7 @@ Tensor Trainer::run_micro_batches(const std::vector<data::Batch>& batches, int64
                                   float grad_scale, bool finishes_step) {
   const bool full_step = graphs_ && graphs_->plan().full_step;
   const auto uploaded = upload(batches, step_inputs_);
-  if (full_step) step_inputs_ = uploaded;
+  step_inputs_ = full_step ? uploaded : std::vector<model::MicroBatch>();
   const bool experts = plan_.model.experts();
   const Tensor losses = losses_of_step();
   if (experts) experts_ = experts_of_step(losses.flat(1, {2}));
