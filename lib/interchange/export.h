@@ -52,6 +52,10 @@ std::string plan_consolidated(const std::filesystem::path& checkpoint,
                               const std::filesystem::path& folder,
                               const ExportOptions& options = {});
 
+// About what write_consolidated() allocates on a rank: blocks that it reads, and the elements of a
+// part in fp32 and in the type that is written.
+inline constexpr int64_t kConsolidatedMemory = int64_t{128} << 20;
+
 // Writes this rank's part of what export_hf() writes for `checkpoint`, which is not in use yet,
 // into `folder`. `contents` is the text of plan_consolidated(), with the same options. The files of
 // weights are spread over the ranks; rank 0, which made that text, writes the others as well. It

@@ -7,6 +7,7 @@
 #include "base/file.h"
 #include "base/host_memory.h"
 #include "base/strings.h"
+#include "interchange/export.h"
 
 namespace mtrain::run {
 
@@ -15,7 +16,10 @@ namespace {
 std::string need_of(const HostNeed& h) {
   std::string text = fmt::format("a copy in host memory takes {}{}", human_bytes(double(h.needs)),
                                  h.ranks == 1 ? "" : fmt::format(" for {} ranks", h.ranks));
-  if (h.comes > 0) text += fmt::format(", and training another {}", human_bytes(double(h.comes)));
+  if (h.comes > 0)
+    text += fmt::format(", and training{} another {}",
+                        h.writes_form ? " with the Hugging Face form of a checkpoint" : "",
+                        human_bytes(double(h.comes)));
   return text + fmt::format("; {} has {} left, of which a tenth stays free", h.host,
                             human_bytes(double(h.available)));
 }
@@ -44,11 +48,13 @@ AsyncChoice choose_async(const comm::HostCollectives& control, const plan::Check
   if (!asked.saves_during_training()) return {};
   const auto all = control.texts(
       fmt::format("{} {} {} {}", staged, comes, available_host_memory(), host_name()));
+  const bool form = asked.consolidated == plan::CheckpointOptions::Consolidated::every;
   std::vector<HostNeed> hosts;
   for (const std::string& text : all) {
     std::istringstream in(text);
-    HostNeed rank{.host = {}, .ranks = 1};
+    HostNeed rank{.host = {}, .ranks = 1, .writes_form = form};
     in >> rank.needs >> rank.comes >> rank.available >> rank.host;
+    if (form) rank.comes += interchange::kConsolidatedMemory;
     const auto known = std::ranges::find(hosts, rank.host, &HostNeed::host);
     if (known == hosts.end()) {
       hosts.push_back(rank);

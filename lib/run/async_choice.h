@@ -25,9 +25,10 @@ AsyncChoice choose_async(const comm::HostCollectives& control, const plan::Check
 struct HostNeed {
   std::string host;
   int64_t ranks = 0;
-  int64_t needs = 0;       // bytes of copies
-  int64_t comes = 0;       // bytes that training will still allocate
-  int64_t available = -1;  // bytes; -1: unknown
+  int64_t needs = 0;         // bytes of copies
+  int64_t comes = 0;         // bytes that training will still allocate
+  bool writes_form = false;  // ... together with writing the Hugging Face form of checkpoints
+  int64_t available = -1;    // bytes; -1: unknown
   // A tenth is left to others.
   bool suffices() const {
     return available < 0 || double(needs + comes) <= 0.9 * double(available);

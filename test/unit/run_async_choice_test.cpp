@@ -30,6 +30,10 @@ TEST_CASE("checkpoints are written in the background where all hosts have the me
                     Contains("checkpoint.async: ") && Contains("8.00 GiB for 8 ranks") &&
                         Contains("h2 has 11.0 GiB left") && Contains("hint"));
   CHECK_THROWS_AS(choose_async(Async::on, {poor}), UserError);
+  HostNeed writes_form = poor;
+  writes_form.writes_form = true;
+  CHECK_THAT(choose_async(Async::automatic, {writes_form}).text,
+             Contains("training with the Hugging Face form of a checkpoint another 2.00 GiB"));
 }
 
 }  // namespace run_async_choice_test
