@@ -21,7 +21,8 @@ double left_after(LrDecay decay, double share) {
 
 float LrSchedule::at(double step) const {
   const auto begin = double(o_.decay_begin), end = double(o_.decay_end);
-  if (step <= double(o_.warmup_steps)) return float(o_.lr * step / double(o_.warmup_steps));
+  if (step <= double(o_.warmup_steps))
+    return float(o_.init_lr + (o_.lr - o_.init_lr) * step / double(o_.warmup_steps));
   if (o_.decay == LrDecay::constant) return float(o_.lr);
   if (step >= end) return float(o_.min_lr);
   if (step <= begin) return float(o_.lr);

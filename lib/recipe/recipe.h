@@ -70,9 +70,11 @@ struct Recipe {
   bool written_as(std::string_view path, std::string_view spelling) const;
   bool given(std::string_view path) const;          // set by the recipe or the command line
   bool given_section(std::string_view path) const;  // the section itself, or any field below it
+  // Whether the recipe is one of AutoModel, whose defaults then hold.
+  bool automodel = false;
   // The samples of train.epochs, once resolve_epochs() has counted them.
   int64_t epoch_samples = 0;
-  // False if train.epochs sets the length, and resolve_epochs() has not yet converted it to steps.
+  // False if train.epochs is given, and resolve_epochs() has not yet converted it to steps.
   // train.steps, and the values that would follow from it, then have no meaning.
   bool steps_known() const;
 

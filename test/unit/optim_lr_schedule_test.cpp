@@ -45,6 +45,9 @@ TEST_CASE("every style warms up alike, from one part of lr to the whole") {
     c.wsd_decay_steps = 40;
     const auto s = schedule(c);
     for (int64_t step = 1; step <= kWarmUp; ++step) CHECK(s.at(step) == near(kLr * step / kWarmUp));
+    c.init_lr = 0.2;
+    CHECK(schedule(c).at(5) == near(0.2 + (kLr - 0.2) * 5 / kWarmUp));
+    CHECK(schedule(c).at(kWarmUp) == near(kLr));
     c.warmup_steps = 0;
     CHECK(schedule(c).at(1) == near(kLr).epsilon(0.01));  // the first step of the way down
   }

@@ -147,7 +147,7 @@ class Print {
   MEMBERS(OptimizerGroup, match, lr_over_peak, lr_scale, weight_decay, adamw)
   MEMBERS(OptimizerOptions, beta1, beta2, eps, weight_decay, decoupled_decay, clip_grad,
           master_weights, stochastic_rounding, moments, muon, groups)
-  MEMBERS(LrScheduleOptions, decay, lr, min_lr, warmup_steps, decay_begin, decay_end)
+  MEMBERS(LrScheduleOptions, decay, lr, min_lr, init_lr, warmup_steps, decay_begin, decay_end)
   MEMBERS(LossScaleOptions, on, dynamic, initial, min, window, hysteresis)
   MEMBERS(Fp8Options, on, begin, end, formats, delayed, margin, history, most_recent)
   MEMBERS(LinearFormats, input, weight, gradient)

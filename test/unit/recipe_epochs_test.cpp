@@ -80,10 +80,6 @@ TEST_CASE("settings that follow from the steps wait for the data") {
 }
 
 TEST_CASE("a recipe gives steps or epochs, and a later layer replaces the other") {
-  CHECK_THAT(errors("train.steps: 5\ntrain.epochs: 2\n"),
-             Contains("train.epochs: is given beside train.steps") && Contains("keep one of them"));
-  CHECK_THAT(errors("", {"train.max_steps=5", "train.epochs=2"}),
-             Contains("is given beside train.max_steps"));
   const Recipe epochs = loaded("train.steps: 5\n", {"train.epochs=2"});
   CHECK_FALSE(epochs.steps_known());
   const Recipe steps = loaded("train.epochs: 2\n", {"train.steps=5"});
@@ -94,12 +90,26 @@ TEST_CASE("a recipe gives steps or epochs, and a later layer replaces the other"
     CHECK_THAT(errors("", {std::string("train.epochs=") + value}), Contains("train.epochs"));
 }
 
-TEST_CASE("AutoModel's epochs are train.epochs, unless its steps are given, too") {
+TEST_CASE("of steps and epochs the shorter is trained") {
   CHECK(loaded("step_scheduler: {num_epochs: 2}\n").train.epochs == 2.0);
   CHECK(loaded("", {"num_epochs=2"}).train.epochs == 2.0);
-  const Recipe both = loaded("step_scheduler: {num_epochs: 2, max_steps: 9}\n");
-  CHECK(both.steps_known());
-  CHECK(both.train.steps == 9);
+  for (const char* lines :
+       {"step_scheduler: {num_epochs: 2, max_steps: 9}\n", "train.steps: 9\ntrain.epochs: 2\n"})
+    for (auto [samples, steps] : {std::pair<int64_t, int64_t>{320, 9}, {64, 4}, {144, 9}}) {
+      Recipe both = loaded(lines);
+      CHECK_FALSE(both.steps_known());
+      // Both are printed, and read again.
+      Diagnostics diagnostics;
+      both = plan::load_recipe_text(interchange::model_source(), print_recipe(both), "printed", {},
+                                    diagnostics, 1);
+      REQUIRE_FALSE(both.steps_known());
+      plan::resolve_epochs(both, samples, diagnostics);
+      CHECK(both.steps_known());
+      CHECK(both.train.steps == steps);
+      CHECK(both.lr_scheduler.decay_steps == steps);
+      CHECK_THAT(print_recipe(both),
+                 Contains(fmt::format("  steps: {} ", steps)) && !Contains("  epochs:"));
+    }
 }
 
 TEST_CASE("a recipe with epochs prints as one that loads to the same length") {

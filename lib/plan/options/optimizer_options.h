@@ -54,6 +54,7 @@ struct OptimizerOptions {
 struct LrScheduleOptions {
   LrDecay decay = LrDecay::cosine;  // from lr to min_lr; a constant rate stays lr
   double lr = 3e-4, min_lr = 0;
+  double init_lr = 0;  // the warm-up rises from it
   int64_t warmup_steps = 0, decay_begin = 0, decay_end = 0;
 };
 

@@ -170,6 +170,7 @@ LrScheduleOptions lr_schedule_options(const recipe::OptimizerConfig& optimizer,
   return {.decay = lr_decay(c),
           .lr = optimizer.lr,
           .min_lr = c.min_lr,
+          .init_lr = c.init_lr,
           .warmup_steps = c.warmup_steps,
           .decay_begin = begin,
           .decay_end = end};

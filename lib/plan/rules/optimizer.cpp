@@ -89,6 +89,9 @@ void validate_optimizer(const Recipe& r, Diagnostics& diagnostics) {
   diagnostics.require(s.min_lr <= r.optimizer.lr, {"lr_scheduler.min_lr", "optimizer.lr"},
                       fmt::format("min_lr {} is above optimizer.lr {}", s.min_lr, r.optimizer.lr),
                       "min_lr is the rate at the end; a tenth of lr is usual");
+  diagnostics.require(s.init_lr <= r.optimizer.lr, {"lr_scheduler.init_lr", "optimizer.lr"},
+                      fmt::format("init_lr {} is above optimizer.lr {}", s.init_lr, r.optimizer.lr),
+                      "the warm-up rises from init_lr to lr; 0 is usual");
   const auto& o = r.optimizer;
   diagnostics.require(!o.stochastic_rounding.value_or(false) || !o.master_weights,
                       {"optimizer.stochastic_rounding", "optimizer.master_weights"},

@@ -165,6 +165,7 @@ class TreeWalk {
         set_model_config(item);
       else
         set(path, key.location, item);
+      layer_.given.automodel |= path == "recipe";
     }
     treat_unknown(around);
   }
@@ -246,6 +247,8 @@ class TreeWalk {
   // Applies a section's `_target_`: sets the fields that a known class decides.
   void apply_target(const std::string& section, const SourceLocation& location, const Node& node) {
     if (is_megatron_class(node.text)) return apply_megatron_class(section, location, node);
+    layer_.given.automodel |=
+        (section == "model" || section == "dataset") && node.text.starts_with("nemo_automodel.");
     const Target* target = find_target(models_, section, node.text);
     if (!target) {
       // Rules skip the fields that the class's arguments would have set.

@@ -225,7 +225,6 @@ constexpr std::array kForeignKeys{
     ForeignKey{"model.mtp_num_layers", kRefused, "multi-token prediction is not supported",
                "set it to 0", off},
     ForeignKey{"model.mtp_loss_scaling_factor", kNone, "there is no multi-token prediction"},
-    ForeignKey{"lr_scheduler.init_lr", kRefused, "the warm-up begins at 0", "leave it out", off},
     ForeignKey{"dist_env.init_method", kNone, "the launcher's variables say where ranks meet"},
     ForeignKey{"freeze_config.*", kRefused, "all weights are trained", kOtherTask},
     ForeignKey{"processor.*", kRefused, "models here have text alone", kOtherTask},

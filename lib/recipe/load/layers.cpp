@@ -157,6 +157,7 @@ void RawSettings::merge(RawSettings&& over, Diagnostics& diagnostics) {
   for (auto& [path, field] : over.defaults) defaults.insert_or_assign(path, std::move(field));
   for (auto& [path, value] : over.foreign) foreign.insert_or_assign(path, value);
   sections.merge(over.sections);
+  automodel |= over.automodel;
 }
 
 }  // namespace mtrain::recipe

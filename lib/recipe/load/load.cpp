@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/strings.h"
+#include "recipe/load/automodel.h"
 #include "recipe/load/find_recipe.h"
 #include "recipe/load/node.h"
 #include "recipe/load/raw_settings.h"
@@ -269,6 +270,8 @@ class Reader {
 Recipe build_recipe(const ModelSource& models, RawSettings given, const std::string& source,
                     Diagnostics& diagnostics, const std::string& saved_model) {
   Recipe recipe;
+  recipe.automodel = given.automodel;
+  add_automodel_defaults(given, diagnostics);
   for (auto& [path, setting] : given.defaults) {
     const auto at = given.fields.try_emplace(path, setting).first;
     if (at->second.node.unset()) at->second = setting;

@@ -45,6 +45,9 @@ struct RawSettings {
     SourceLocation location = {};  // if known, the removal is reported there
   };
   std::vector<Replaced> replaced;
+  // Whether the recipe is one of AutoModel: it chooses a trainer (`recipe:`), or a model or data
+  // set of nemo_automodel.
+  bool automodel = false;
   // Values of other systems' keys that are compared with fields, by the key's path.
   std::map<std::string, std::string, std::less<>> foreign;
 

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/math.h"
+#include "recipe/load/automodel.h"
 #include "recipe/load/resolve.h"
 #include "recipe/load/resolve_foreign.h"
 #include "recipe/recipe.h"
@@ -182,23 +183,10 @@ void clip_schedule(Recipe& r, Diagnostics& diagnostics) {
          std::max<int64_t>(1, steps - s.warmup_steps));
 }
 
-// Steps and epochs both set the length of a run. Only AutoModel's recipes may have both.
-void choose_length(Recipe& r, Diagnostics& diagnostics) {
-  const char *steps = "train.steps", *epochs = "train.epochs";
-  if (!r.train.epochs || !r.given(steps)) return;
-  if (!r.written_in(epochs, "step_scheduler"))
-    return diagnostics.add(epochs, fmt::format("is given beside {}", r.spellings.at(steps)),
-                           "keep one of them: both say how long the run is");
-  diagnostics.warn(r.spellings.at(epochs),
-                   "is ignored: train.steps (step_scheduler.max_steps) says how long to train");
-  r.train.epochs.reset();
-  r.origins.erase(epochs);
-  r.spellings.erase(epochs);
-}
-
 // Derives what follows from the number of steps.
 void resolve_steps(Recipe& r, Diagnostics& diagnostics) {
   if (!r.steps_known()) return;
+  derive_automodel_schedule(r, diagnostics);
   take_warmup_fraction(r, diagnostics);
   clip_schedule(r, diagnostics);
   derive(r, "lr_scheduler.decay_steps", r.lr_scheduler.decay_steps, r.train.steps);
@@ -212,6 +200,13 @@ void resolve_epochs(Recipe& r, int64_t samples, Diagnostics& diagnostics) {
   // An integer with a rounding error, such as 0.7 x 10, is not rounded up to one more step.
   constexpr double kRounding = 1e-12;
   const double steps = std::max(1.0, std::ceil(epochs * double(samples) / batch * (1 - kRounding)));
+  if (r.given("train.steps") && steps > double(r.train.steps)) {
+    diagnostics.resolved("train.steps", fmt::format("{}, which are less than train.epochs={:g}",
+                                                    r.train.steps, epochs));
+    r.train.epochs.reset();
+    r.origins.erase("train.epochs"), r.spellings.erase("train.epochs");
+    return resolve_steps(r, diagnostics);
+  }
   constexpr double kMaxSamples = 0x1p55;  // samples and their tokens are counted in 64 bits
   if (steps > double(kMaxSteps) || steps * batch > kMaxSamples)
     return diagnostics.add(
@@ -230,7 +225,7 @@ void resolve_epochs(Recipe& r, int64_t samples, Diagnostics& diagnostics) {
 }
 
 void resolve_recipe(const ModelConfig& family, Recipe& r, Diagnostics& diagnostics) {
-  choose_length(r, diagnostics);
+  take_automodel_values(r, diagnostics);
   take_foreign_values(r, diagnostics);
   auto& m = r.model;
   derive(r, "model.num_query_groups", m.num_query_groups, m.num_attention_heads);

@@ -83,15 +83,15 @@ bool in_force(const SchemaRow& row, const Recipe& r) {
     for (const char* field : {"mixed_precision.num_layers_at_start_in_bf16",
                               "mixed_precision.num_layers_at_end_in_bf16"})
       if (row.path == field) return false;
-  // Only one of the two sets the length of the run.
-  if (row.path == "train.steps" && !r.steps_known()) return false;
+  // Once the data are counted, one of the two sets the length of the run.
+  if (row.path == "train.steps" && !r.steps_known() && !r.given("train.steps")) return false;
   if (row.path == "train.epochs" && r.steps_known()) return false;
   // Earlier versions read the printed recipes of checkpoints, and do not know these fields.
   if (row.path == "model.ignore_keys" && r.model.ignore_keys.empty()) return false;
   for (const char* field :
        {"distributed.pipeline.account_for_embedding", "distributed.pipeline.account_for_loss",
         "distributed.pipeline.first_rank_layers", "distributed.pipeline.last_rank_layers",
-        "checkpoint.keep_best"})
+        "checkpoint.keep_best", "lr_scheduler.init_lr"})
     if (row.path == field && row.show(r) == row.show_default()) return false;
   if (row.path == "distributed.pipeline.pp_schedule" && r.distributed.pipeline.pp_schedule_csv)
     return false;

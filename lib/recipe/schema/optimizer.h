@@ -196,7 +196,7 @@ struct LrSchedulerConfig {
   LrStyle style = LrStyle::cosine;
   int64_t warmup_steps = 0;
   std::optional<int64_t> decay_steps;
-  double min_lr = 0.0;
+  double init_lr = 0.0, min_lr = 0.0;
   std::optional<int64_t> wsd_decay_steps;
   LrDecay wsd_decay_style = LrDecay::exponential;
 
@@ -207,7 +207,7 @@ struct LrSchedulerConfig {
             {.aliases = "lr_scheduler.lr_decay_style scheduler.lr_decay_style"}},
       Field{"warmup_steps",
             &LrSchedulerConfig::warmup_steps,
-            "linear warm-up from 0",
+            "linear warm-up from init_lr",
             {.aliases = "lr_scheduler.lr_warmup_steps scheduler.lr_warmup_iters",
              .unit = "steps",
              .min = 0}},
@@ -217,6 +217,10 @@ struct LrSchedulerConfig {
             {.aliases = "lr_scheduler.lr_decay_steps scheduler.lr_decay_iters",
              .unit = "steps",
              .min = 1}},
+      Field{"init_lr",
+            &LrSchedulerConfig::init_lr,
+            "learning rate from which the warm-up rises",
+            {.aliases = "optimizer.lr_warmup_init scheduler.lr_warmup_init", .min = 0}},
       Field{"min_lr",
             &LrSchedulerConfig::min_lr,
             "learning rate at the end",

@@ -55,8 +55,8 @@ struct TrainConfig {
              .max = double(kMaxSteps)}},
       Field{"epochs",
             &TrainConfig::epochs,
-            "passes over dataset.train, instead of steps, such as 3 or 0.5; the last step is "
-            "filled with samples of the next pass",
+            "passes over dataset.train, such as 3 or 0.5; the last step is filled with samples of "
+            "the next pass; with steps, the shorter of the two is trained",
             {.aliases = "step_scheduler.num_epochs", .min = 0, .max = 1e6, .above_min = true}},
       Field{"global_batch_size",
             &TrainConfig::global_batch_size,

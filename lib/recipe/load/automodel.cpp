@@ -1,0 +1,93 @@
+#include "recipe/load/automodel.h"
+
+#include <algorithm>
+#include <vector>
+
+#include <fmt/core.h>
+
+#include "base/error.h"
+#include "recipe/load/layer_settings.h"
+#include "recipe/load/targets.h"
+
+namespace mtrain::recipe {
+namespace {
+
+// Of its StepSchedulerConfig, CheckpointingConfig and train_ft. Training stops after max_steps or
+// num_epochs, whichever ends first.
+const std::vector<FieldText> kDefaults{{"train.global_batch_size", "32"},
+                                       {"train.micro_batch_size", "1"},
+                                       {"train.epochs", "10"},
+                                       {"train.seed", "42"},
+                                       {"checkpoint.every_steps", "100"},
+                                       {"optimizer.clip_grad", "1"}};
+// Without the section the rate is that of the optimizer, in every step.
+const std::vector<FieldText> kWithoutScheduler{{"lr_scheduler.style", "constant"},
+                                               {"lr_scheduler.warmup_steps", "0"}};
+
+bool has_section(const RawSettings& given, const std::string& section) {
+  if (given.sections.contains(section)) return true;
+  const auto field = given.fields.lower_bound(section + ".");
+  return field != given.fields.end() && field->first.starts_with(section + ".");
+}
+
+}  // namespace
+
+void add_automodel_defaults(RawSettings& given, Diagnostics& diagnostics) {
+  if (!given.automodel) return;
+  const Recipe own;
+  std::string taken;
+  const auto add = [&](const FieldText& field) {
+    const SchemaRow* row = find_row(field.path);
+    const auto at = given.fields.find(field.path);
+    if (at != given.fields.end() && !at->second.node.unset()) return;
+    const bool known =
+        !given.defaults
+             .try_emplace(std::string(field.path), RawSetting{row,
+                                                              std::string(field.path),
+                                                              {},
+                                                              plain_scalar(field.text, {}),
+                                                              Origin::derived})
+             .second;
+    if (!known && row->show(own) != field.text)
+      taken += fmt::format("{}{}: {}", taken.empty() ? "" : ", ", field.path, field.text);
+  };
+  // `num_epochs: null` beside max_steps: the epochs do not end the training.
+  const bool endless =
+      given.fields.contains("train.epochs") && given.fields.contains("train.steps");
+  for (const FieldText& field : kDefaults)
+    if (field.path != "train.epochs" || !endless) add(field);
+  if (!has_section(given, "lr_scheduler"))
+    for (const FieldText& field : kWithoutScheduler) add(field);
+  if (!taken.empty()) diagnostics.resolved("recipe", "as AutoModel has it, " + taken);
+}
+
+void take_automodel_values(Recipe& r, Diagnostics& diagnostics) {
+  const char* backend = "comm.backend";
+  if (!r.automodel || r.comm.backend != CommBackend::nccl ||
+      !r.written_as(backend, "dist_env.backend"))
+    return;
+  // All of its recipes name NCCL.
+  r.comm.backend = CommBackend::automatic;
+  r.origins[backend] = Origin::derived;
+  diagnostics.resolved(backend, "auto: NCCL between GPUs, and Gloo between CPUs");
+}
+
+void derive_automodel_schedule(Recipe& r, Diagnostics& diagnostics) {
+  LrSchedulerConfig& s = r.lr_scheduler;
+  if (!r.automodel || !r.given_section("lr_scheduler")) return;
+  std::string taken;
+  const auto derive = [&](const char* field, auto& value, auto derived) {
+    const std::string path = fmt::format("lr_scheduler.{}", field);
+    if (r.given(path)) return;
+    value = derived;
+    r.origins[path] = Origin::derived;
+    taken += fmt::format("{}{}: {}", taken.empty() ? "" : ", ", field, derived);
+  };
+  constexpr int64_t kLongestWarmUp = 1000;
+  derive("warmup_steps", s.warmup_steps, std::min(kLongestWarmUp, r.train.steps / 10));
+  derive("init_lr", s.init_lr, 0.1 * r.optimizer.lr);
+  derive("min_lr", s.min_lr, 0.01 * r.optimizer.lr);
+  if (!taken.empty()) diagnostics.resolved("lr_scheduler", "as AutoModel has it, " + taken);
+}
+
+}  // namespace mtrain::recipe

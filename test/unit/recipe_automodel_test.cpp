@@ -1,0 +1,117 @@
+// What AutoModel's recipes mean where they leave something out.
+#include <catch2/catch.hpp>
+#include <fmt/core.h>
+
+#include "interchange/model_source.h"
+#include "plan/load_recipe.h"
+#include "recipe/recipe.h"
+
+namespace recipe_automodel_test {
+
+using namespace mtrain;
+using Catch::Contains;
+using recipe::Diagnostics;
+using recipe::LrStyle;
+using recipe::Severity;
+
+namespace {
+
+const std::string kModel =
+    "model: {num_layers: 2, hidden_size: 64, num_attention_heads: 4, "
+    "vocab_size: 128}\ndataset: {train: x}\n";
+const std::string kTrainer = "recipe: TrainFinetuneRecipeForNextTokenPrediction\n";
+
+Recipe loaded(const std::string& lines, Diagnostics& diagnostics,
+              const std::vector<std::string>& overrides = {}) {
+  return plan::load_recipe_text(interchange::model_source(), kModel + lines, "recipe.yaml",
+                                overrides, diagnostics, 1);
+}
+
+Recipe loaded(const std::string& lines, const std::vector<std::string>& overrides = {}) {
+  Diagnostics diagnostics;
+  const Recipe r = loaded(lines, diagnostics, overrides);
+  CHECK(diagnostics.text(Severity::error) == "");
+  return r;
+}
+
+}  // namespace
+
+TEST_CASE("AutoModel's defaults hold where its recipes leave something out, and nowhere else") {
+  Diagnostics diagnostics;
+  const Recipe of_automodel = loaded(kTrainer, diagnostics), own = loaded("");
+  CHECK(of_automodel.lr_scheduler.style == LrStyle::constant);
+  CHECK(of_automodel.train.epochs == 10.0);
+  CHECK(of_automodel.train.global_batch_size == 32);
+  CHECK(of_automodel.train.seed == 42);
+  CHECK(of_automodel.optimizer.clip_grad == 1);
+  CHECK(of_automodel.checkpoint.every_steps == 100);
+  CHECK_FALSE(of_automodel.given("train.epochs"));
+  CHECK_THAT(diagnostics.text(Severity::resolved),
+             Contains("as AutoModel has it, ") && Contains("train.epochs: 10") &&
+                 Contains("lr_scheduler.style: constant") && !Contains("clip_grad"));
+  CHECK(own.lr_scheduler.style == LrStyle::cosine);
+  CHECK_FALSE(own.train.epochs);
+
+  // What a recipe or the command line sets stays.
+  const Recipe set = loaded(kTrainer +
+                                "step_scheduler: {max_steps: 7, num_epochs: 2, "
+                                "ckpt_every_steps: 3}\nseed: 5\n",
+                            {"optimizer.clip_grad=0"});
+  CHECK((set.train.steps == 7 && set.train.epochs == 2.0));
+  CHECK((set.checkpoint.every_steps == 3 && set.train.seed == 5 && set.optimizer.clip_grad == 0));
+  CHECK_FALSE(loaded(kTrainer + "step_scheduler: {max_steps: 7, num_epochs: null}\n").train.epochs);
+}
+
+TEST_CASE("a trainer, or a model or data set of nemo_automodel, makes a recipe AutoModel's") {
+  const std::string target = "nemo_automodel.components.";
+  for (const char* lines :
+       {"recipe: {_target_: nemo_automodel.recipes.llm.train_ft.TrainFinetune}\n",
+        "model._target_: nemo_automodel.NeMoAutoModelForCausalLM.from_config\n",
+        "dataset._target_: "
+        "nemo_automodel.components.datasets.llm.megatron_dataset.MegatronPretraining\n"})
+    CHECK(loaded(lines).automodel);
+  for (const char* lines :
+       {"distributed: {_target_: nemo_automodel.components.distributed.FSDP2Manager}\n",
+        "optimizer: {_target_: torch.optim.AdamW}\n",
+        "loss_fn: {_target_: nemo_automodel.components.loss.MaskedCrossEntropy}\n",
+        "model._target_: transformers.AutoModelForCausalLM.from_config\n"})
+    CHECK_FALSE(loaded(lines).automodel);
+}
+
+TEST_CASE("AutoModel's scheduler derives its warm-up and its rates") {
+  const std::string lines = kTrainer + "optimizer: {_target_: torch.optim.AdamW, lr: 1e-3}\n";
+  const auto with = [&](const char* scheduler, int steps) {
+    return loaded(lines + scheduler, {fmt::format("train.steps={}", steps), "train.epochs=null"});
+  };
+  const Recipe cosine = with("lr_scheduler: {lr_decay_style: cosine}\n", 500);
+  CHECK(cosine.lr_scheduler.warmup_steps == 50);
+  CHECK(cosine.lr_scheduler.init_lr == Approx(1e-4));
+  CHECK(cosine.lr_scheduler.min_lr == Approx(1e-5));
+  CHECK(with("lr_scheduler: {lr_decay_style: cosine}\n", 50000).lr_scheduler.warmup_steps == 1000);
+  const Recipe given = with("lr_scheduler: {lr_warmup_steps: 3, min_lr: 0, init_lr: 2e-4}\n", 500);
+  CHECK(given.lr_scheduler.warmup_steps == 3);
+  CHECK((given.lr_scheduler.min_lr == 0 && given.lr_scheduler.init_lr == 2e-4));
+
+  // With epochs it waits for the number of steps. A printed recipe is mtrain's own.
+  Recipe epochs = loaded(lines + "lr_scheduler: {lr_decay_style: cosine}\n");
+  Diagnostics diagnostics;
+  plan::resolve_epochs(epochs, 32 * 30, diagnostics);
+  CHECK(epochs.train.steps == 300);
+  CHECK(epochs.lr_scheduler.warmup_steps == 30);
+  const Recipe again = plan::load_recipe_text(interchange::model_source(), print_recipe(epochs),
+                                              "printed", {}, diagnostics, 1);
+  CHECK_FALSE(again.automodel);
+  CHECK((again.train.steps == 300 && again.lr_scheduler.warmup_steps == 30));
+  CHECK(again.lr_scheduler.init_lr == epochs.lr_scheduler.init_lr);
+  CHECK(again.train.seed == 42);
+}
+
+TEST_CASE("NCCL, which all of AutoModel's recipes name, means the backend of the device") {
+  Diagnostics diagnostics;
+  const Recipe r = loaded(kTrainer + "dist_env: {backend: nccl}\n", diagnostics);
+  CHECK(r.comm.backend == CommBackend::automatic);
+  CHECK_THAT(diagnostics.text(Severity::resolved), Contains("comm.backend"));
+  CHECK(loaded(kTrainer + "comm: {backend: gloo}\n").comm.backend == CommBackend::gloo);
+}
+
+}  // namespace recipe_automodel_test
