@@ -250,7 +250,9 @@ TEST_CASE("70B in 30 files is read through a small part of its memory") {
     }
   }
   CHECK(model.bytes_read() == 2 * elements);
+#if !defined(__SANITIZE_THREAD__)    // which has memory of its own for each byte
   CHECK(most - before < 128 << 20);  // the buffer, and the parsed headers
+#endif
 }
 
 TEST_CASE("a fingerprint distinguishes files by the ends of each tensor") {
