@@ -23,6 +23,7 @@
 #include "launch/continue_command.h"
 #include "launch/host_gpus.h"
 #include "launch/job_token.h"
+#include "metrics_endpoint.h"
 #include "options.h"
 #include "plan/load_recipe.h"
 #include "plan/run_plan.h"
@@ -146,7 +147,8 @@ void record_failure(const std::string& run_dir, const launch::JobFailure& f) {
 
 // Checks the recipe, and reports its mistakes once, before any rank starts. Sets the environment
 // variables of the ranks: launch.env, and those that must be set before a rank's process begins.
-void check_recipe(const TrainOptions& training, launch::AgentOptions& o) {
+// Returns the folders of the run.
+plan::FolderOptions check_recipe(const TrainOptions& training, launch::AgentOptions& o) {
   const int64_t world = int64_t(o.ranks_per_node) * o.nodes;
   const Prepared ready =
       prepare(training, {.ranks = world,
@@ -169,6 +171,7 @@ void check_recipe(const TrainOptions& training, launch::AgentOptions& o) {
     o.on_failure = [folders = run_plan.folders](const launch::JobFailure& failure) {
       record_failure(folders.run_dir, failure);
     };
+  return run_plan.folders;
 }
 
 // Returns the command that continues the job. Ranks print it, so it omits the values of their
@@ -191,15 +194,25 @@ int run(int argc, char** argv) {
   refuse_script(launcher, options->rest);
   o.command = command_of(options->rest);
   o.uses_store = is_mtrain(o.command.front());
+  plan::FolderOptions folders;  // empty: the ranks do not train
   if (o.uses_store)
     if (const auto training = training_of(o.command, launcher)) {
-      check_recipe(*training, o);
+      folders = check_recipe(*training, o);
       if (options->token_file.empty()) options->token_file = training->token_file;
       o.environment.emplace(launch::kContinueVariable, continue_command(o, argc, argv));
     }
   if (!options->token_file.empty())
     o.environment.emplace(launch::kTokenVariable,
                           launch::read_token_file(options->token_file).hex());
+  std::optional<MetricsEndpoint> endpoint;
+  if (options->metrics_port) {
+    endpoint.emplace(
+        MetricsEndpoint::Options{.host = options->metrics_host,
+                                 .port = *options->metrics_port,
+                                 .run_folder = folders.run_dir,
+                                 .checkpoint_folder = folders.checkpoint_dir});
+    o.observers.push_back(&*endpoint);
+  }
   return run_agent(o);
 }
 
