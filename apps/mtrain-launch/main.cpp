@@ -19,6 +19,7 @@
 #include "base/file.h"
 #include "base/standard_streams.h"
 #include "base/strings.h"
+#include "event_reporter.h"
 #include "launch/agent.h"
 #include "launch/continue_command.h"
 #include "launch/host_gpus.h"
@@ -145,10 +146,16 @@ void record_failure(const std::string& run_dir, const launch::JobFailure& f) {
   }
 }
 
+// A training, as the launcher sees it.
+struct LaunchedRun {
+  plan::FolderOptions folders;
+  std::vector<std::string> on_event;  // launch.on_event
+};
+
 // Checks the recipe, and reports its mistakes once, before any rank starts. Sets the environment
 // variables of the ranks: launch.env, and those that must be set before a rank's process begins.
-// Returns the folders of the run.
-plan::FolderOptions check_recipe(const TrainOptions& training, launch::AgentOptions& o) {
+// Returns what the launcher needs of the run.
+LaunchedRun check_recipe(const TrainOptions& training, launch::AgentOptions& o) {
   const int64_t world = int64_t(o.ranks_per_node) * o.nodes;
   const Prepared ready =
       prepare(training, {.ranks = world,
@@ -171,7 +178,8 @@ plan::FolderOptions check_recipe(const TrainOptions& training, launch::AgentOpti
     o.on_failure = [folders = run_plan.folders](const launch::JobFailure& failure) {
       record_failure(folders.run_dir, failure);
     };
-  return run_plan.folders;
+  return {.folders = run_plan.folders,
+          .on_event = training.runs() ? r.launch.on_event : std::vector<std::string>()};
 }
 
 // Returns the command that continues the job. Ranks print it, so it omits the values of their
@@ -194,10 +202,10 @@ int run(int argc, char** argv) {
   refuse_script(launcher, options->rest);
   o.command = command_of(options->rest);
   o.uses_store = is_mtrain(o.command.front());
-  plan::FolderOptions folders;  // empty: the ranks do not train
+  LaunchedRun launched;  // empty: the ranks do not train
   if (o.uses_store)
     if (const auto training = training_of(o.command, launcher)) {
-      folders = check_recipe(*training, o);
+      launched = check_recipe(*training, o);
       if (options->token_file.empty()) options->token_file = training->token_file;
       o.environment.emplace(launch::kContinueVariable, continue_command(o, argc, argv));
     }
@@ -209,9 +217,17 @@ int run(int argc, char** argv) {
     endpoint.emplace(
         MetricsEndpoint::Options{.host = options->metrics_host,
                                  .port = *options->metrics_port,
-                                 .run_folder = folders.run_dir,
-                                 .checkpoint_folder = folders.checkpoint_dir});
+                                 .run_folder = launched.folders.run_dir,
+                                 .checkpoint_folder = launched.folders.checkpoint_dir});
     o.observers.push_back(&*endpoint);
+  }
+  std::optional<EventReporter> events;
+  if (!launched.on_event.empty()) {
+    events.emplace(launched.on_event, launch::JobEvent{.name = o.run_id,
+                                                       .run_dir = launched.folders.run_dir,
+                                                       .node = o.node,
+                                                       .ranks = o.ranks_per_node * o.nodes});
+    o.observers.push_back(&*events);
   }
   return run_agent(o);
 }
