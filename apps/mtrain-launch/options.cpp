@@ -96,7 +96,8 @@ void add_watching(CLI::App& app, Words& w) {
   const char* group = "Output";
   add(app, "log-dir", w.log_dir,
       "folder for the ranks' output, with a new folder attempt_N for each start. A file has at "
-      "most 64 MiB; of each stream the last five are kept. Without --redirects and --tee, stdout and stderr of all ranks are written "
+      "most 64 MiB; of each stream the last five are kept. Without --redirects and --tee, stdout "
+      "and stderr of all ranks are written "
       "there and also printed")
       ->group(group);
   add(app, "redirects", w.redirects,

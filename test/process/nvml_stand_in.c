@@ -1,4 +1,5 @@
-// Stands in for NVIDIA's management library: two GPUs, of which the second has what NVML_FAULTS names.
+// Stands in for NVIDIA's management library: two GPUs, of which the second has what NVML_FAULTS
+// names.
 #include <stdlib.h>
 #include <string.h>
 
@@ -43,8 +44,8 @@ int nvmlDeviceGetNvLinkState(device d, unsigned link, int* state) {
   *state = !(link == 2 && faulty(d, "link"));
   return 0;
 }
-int nvmlDeviceGetRemappedRows(device d, unsigned* correctable, unsigned* uncorrectable, unsigned* pending,
-                              unsigned* failed) {
+int nvmlDeviceGetRemappedRows(device d, unsigned* correctable, unsigned* uncorrectable,
+                              unsigned* pending, unsigned* failed) {
   *correctable = *uncorrectable = *pending = 0;
   *failed = faulty(d, "row");
   return 0;
