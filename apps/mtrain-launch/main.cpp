@@ -19,10 +19,12 @@
 #include "base/file.h"
 #include "base/standard_streams.h"
 #include "base/strings.h"
+#include "event_reporter.h"
 #include "launch/agent.h"
 #include "launch/continue_command.h"
 #include "launch/host_gpus.h"
 #include "launch/job_token.h"
+#include "metrics_endpoint.h"
 #include "options.h"
 #include "plan/load_recipe.h"
 #include "plan/run_plan.h"
@@ -144,9 +146,16 @@ void record_failure(const std::string& run_dir, const launch::JobFailure& f) {
   }
 }
 
+// A training, as the launcher sees it.
+struct LaunchedRun {
+  plan::FolderOptions folders;
+  std::vector<std::string> on_event;  // launch.on_event
+};
+
 // Checks the recipe, and reports its mistakes once, before any rank starts. Sets the environment
 // variables of the ranks: launch.env, and those that must be set before a rank's process begins.
-void check_recipe(const TrainOptions& training, launch::AgentOptions& o) {
+// Returns what the launcher needs of the run.
+LaunchedRun check_recipe(const TrainOptions& training, launch::AgentOptions& o) {
   const int64_t world = int64_t(o.ranks_per_node) * o.nodes;
   const Prepared ready =
       prepare(training, {.ranks = world,
@@ -169,6 +178,8 @@ void check_recipe(const TrainOptions& training, launch::AgentOptions& o) {
     o.on_failure = [folders = run_plan.folders](const launch::JobFailure& failure) {
       record_failure(folders.run_dir, failure);
     };
+  return {.folders = run_plan.folders,
+          .on_event = training.runs() ? r.launch.on_event : std::vector<std::string>()};
 }
 
 // Returns the command that continues the job. Ranks print it, so it omits the values of their
@@ -191,15 +202,33 @@ int run(int argc, char** argv) {
   refuse_script(launcher, options->rest);
   o.command = command_of(options->rest);
   o.uses_store = is_mtrain(o.command.front());
+  LaunchedRun launched;  // empty: the ranks do not train
   if (o.uses_store)
     if (const auto training = training_of(o.command, launcher)) {
-      check_recipe(*training, o);
+      launched = check_recipe(*training, o);
       if (options->token_file.empty()) options->token_file = training->token_file;
       o.environment.emplace(launch::kContinueVariable, continue_command(o, argc, argv));
     }
   if (!options->token_file.empty())
     o.environment.emplace(launch::kTokenVariable,
                           launch::read_token_file(options->token_file).hex());
+  std::optional<MetricsEndpoint> endpoint;
+  if (options->metrics_port) {
+    endpoint.emplace(
+        MetricsEndpoint::Options{.host = options->metrics_host,
+                                 .port = *options->metrics_port,
+                                 .run_folder = launched.folders.run_dir,
+                                 .checkpoint_folder = launched.folders.checkpoint_dir});
+    o.observers.push_back(&*endpoint);
+  }
+  std::optional<EventReporter> events;
+  if (!launched.on_event.empty()) {
+    events.emplace(launched.on_event, launch::JobEvent{.name = o.run_id,
+                                                       .run_dir = launched.folders.run_dir,
+                                                       .node = o.node,
+                                                       .ranks = o.ranks_per_node * o.nodes});
+    o.observers.push_back(&*events);
+  }
   return run_agent(o);
 }
 

@@ -25,7 +25,8 @@ struct Words {
   std::string token_file, shown, role = "default", start_method, local_addr, log_dir, event_log,
                                  logs_specs;
   std::string master_addr, node_rank, numa, signals;
-  std::optional<uint16_t> master_port;
+  std::optional<uint16_t> master_port, metrics_port;
+  std::string metrics_host;
   int max_restarts = 0;
   double monitor_interval = 0;
   bool standalone = false, no_python = false, module = false, run_path = false;
@@ -94,8 +95,9 @@ void add_watching(CLI::App& app, Words& w) {
       ->group("Failures");
   const char* group = "Output";
   add(app, "log-dir", w.log_dir,
-      "folder for the ranks' output, with a new folder attempt_N for each start; nothing is "
-      "overwritten. Without --redirects and --tee, stdout and stderr of all ranks are written "
+      "folder for the ranks' output, with a new folder attempt_N for each start. A file has at "
+      "most 64 MiB; of each stream the last five are kept. Without --redirects and --tee, stdout "
+      "and stderr of all ranks are written "
       "there and also printed")
       ->group(group);
   add(app, "redirects", w.redirects,
@@ -104,6 +106,15 @@ void add_watching(CLI::App& app, Words& w) {
   add(app, "tee", w.tee, "like --redirects, and also print the output", "-t")->group(group);
   add(app, "local-ranks-filter", w.shown,
       "ranks of this host whose output is printed, such as 0,2; by default all")
+      ->group(group);
+  add(app, "metrics-port", w.metrics_port,
+      "serve the state of the job and of this host's ranks to Prometheus at this port (/metrics, "
+      "/healthz); port 0: a free one; by default off")
+      ->check(integer_from(0, 65535, 9400).description(""))
+      ->group(group);
+  add(app, "metrics-host", w.metrics_host,
+      "address at which --metrics_port listens; by default 127.0.0.1, which only this host "
+      "reaches. Whoever reaches it may read the metrics")
       ->group(group);
   add(app, "role", w.role, "variable ROLE_NAME of the ranks")->capture_default_str()->group(group);
 }
@@ -293,6 +304,12 @@ std::optional<LaunchOptions> read_options(int argc, char** argv, int& exit_code)
     a.tee = launch::parse_streams("--tee", "3");
   a.ranks_per_node = launch::ranks_per_node(w.nproc);
   o.token_file = w.token_file;
+  o.metrics_port = w.metrics_port;
+  if (!w.metrics_host.empty()) {
+    o.metrics_host = launch::parse_host("--metrics_host", w.metrics_host);
+    if (!w.metrics_port)
+      o.warnings.push_back("--metrics_host has no effect without --metrics_port");
+  }
   o.rest = app.remaining();
   return o;
 }

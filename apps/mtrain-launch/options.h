@@ -1,5 +1,6 @@
 // The command line of mtrain-launch. Its options have torchrun's names.
 #pragma once
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -9,8 +10,10 @@
 namespace mtrain {
 
 struct LaunchOptions {
-  launch::AgentOptions agent;         // without the command and its environment
-  std::string token_file;             // the file with the job's token
+  launch::AgentOptions agent;            // without the command and its environment
+  std::string token_file;                // the file with the job's token
+  std::optional<uint16_t> metrics_port;  // absent: no metrics are served
+  std::string metrics_host = "127.0.0.1";
   std::vector<std::string> rest;      // the words after the options
   std::vector<std::string> warnings;  // about options that have no effect
 };

@@ -28,6 +28,8 @@ void add_watch_command(CLI::App& app);               // `mtrain watch`
 void add_status_command(CLI::App& app);              // `mtrain status`
 void add_compare_command(CLI::App& app);             // `mtrain compare`
 void add_report_command(CLI::App& app);              // `mtrain report`
+void add_parity_command(CLI::App& app);              // `mtrain parity`
+void add_doctor_command(CLI::App& app);              // `mtrain doctor`
 void add_schema_command(CLI::App& app);              // `mtrain schema`
 void add_explain_command(CLI::App& app);             // `mtrain explain`
 void add_completion_command(CLI::App& app);          // `mtrain completion`

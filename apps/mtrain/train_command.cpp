@@ -20,6 +20,7 @@
 #include "interchange/continued_model.h"
 #include "launch/continue_command.h"
 #include "launch/end_signals.h"
+#include "launch/event_command.h"
 #include "launch/host_gpus.h"
 #include "launch/job.h"
 #include "launch/job_token.h"
@@ -172,6 +173,31 @@ void enter_environment(const std::map<std::string, std::string>& variables, char
       fmt::format("cannot restart with the variables of launch.env: {}", std::strerror(errno)));
 }
 
+// Runs the training, and tells the command of launch.on_event. mtrain-launch does that for its
+// ranks.
+void run_and_tell(const Prepared& ready, const run::RunOptions& options) {
+  const std::vector<std::string>& command = ready.recipe.launch.on_event;
+  const launch::Job& job = options.job;
+  if (command.empty() || job.rank != 0 || std::getenv(launch::kLauncherPid))
+    return run(ready, options);
+  launch::EventCommand told(command, [](const std::string& why) { log::warn(why); });
+  launch::JobEvent event{
+      .event = "start", .run_dir = plan::folder_options(ready.recipe).run_dir, .ranks = job.size};
+  told.send(event);
+  try {
+    run(ready, options);
+    event.exit_code = 0;
+  } catch (const std::exception& e) {
+    event.event = "failure";
+    event.message = e.what();
+    event.culprit = 0;
+    told.send(event);
+    throw;
+  }
+  event.event = "end";
+  told.send(event);
+}
+
 void run_train(const TrainOptions& o, char** argv) {
   launch::Job job = launch::job_from_environment();
   job.token_file = o.token_file;
@@ -197,10 +223,10 @@ void run_train(const TrainOptions& o, char** argv) {
   if (o.print_recipe) std::fputs(print_recipe(recipe).c_str(), stdout);
   if (o.dry_run) show_dry_run(ready.source, recipe, ready.world);
   if (o.runs())
-    run(ready, {.job = job,
-                .profile = o.profile,
-                .verbose = o.verbose,
-                .continue_command = continue_command(job, argv)});
+    run_and_tell(ready, {.job = job,
+                         .profile = o.profile,
+                         .verbose = o.verbose,
+                         .continue_command = continue_command(job, argv)});
 }
 
 }  // namespace

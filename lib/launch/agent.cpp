@@ -24,6 +24,7 @@
 #include "launch/host_gpus.h"
 #include "launch/job.h"
 #include "launch/job_folder.h"
+#include "launch/job_observer.h"
 #include "launch/job_processes.h"
 #include "launch/job_store.h"
 #include "launch/job_token.h"
@@ -148,6 +149,7 @@ class Attempt {
       : o_(o), job_(job), number_(number), log_number_(log_number) {
     job_.store.begin(number);
     for (int i = 0; i < o.ranks_per_node; ++i) start(i);
+    for (JobObserver* observer : o.observers) observer->started(number, pulses_.pages());
   }
   ~Attempt() {
     kill_groups();
@@ -569,6 +571,10 @@ int run_starts(const AgentOptions& o, JobState& job) {
   const auto tell_unsaved = [&] {
     if (o.unsaved) console.say("mtrain-launch: " + o.unsaved());
   };
+  const auto tell_failure = [&](const JobFailure& failure) {
+    if (o.on_failure) o.on_failure(failure);
+    for (JobObserver* observer : o.observers) observer->failed(failure);
+  };
   for (int number = 0, failures = 0, log_number = -1;; ++number) {
     if (!o.log_dir.empty() && (o.redirects.any() || o.tee.any())) {
       log_number =
@@ -587,7 +593,7 @@ int run_starts(const AgentOptions& o, JobState& job) {
       console.say("mtrain-launch: " + why);
       JobFailure failure = attempt.failure(128 + signal, {}, why);
       failure.interrupted = true;
-      if (o.on_failure) o.on_failure(failure);
+      tell_failure(failure);
       tell_unsaved();
       return 128 + signal;
     }
@@ -595,7 +601,7 @@ int run_starts(const AgentOptions& o, JobState& job) {
     // Input that worked at the first start is not a user's mistake at a later one.
     if (number > 0) failure.exit_code = 1;
     const int code = failure.exit_code;
-    if (o.on_failure) o.on_failure(failure);
+    tell_failure(failure);
     const bool restarts = code != 2 && !signal && number < o.max_restarts;
     if (!restarts) {
       if (code != 2) tell_unsaved();
@@ -607,6 +613,7 @@ int run_starts(const AgentOptions& o, JobState& job) {
     console.say(fmt::format("mtrain-launch: restarting all ranks ({} of {}) {}", number + 1,
                             o.max_restarts,
                             seconds > 0 ? fmt::format("in {:.3g} s", seconds) : "now"));
+    for (JobObserver* observer : o.observers) observer->restarting(number + 1, seconds);
     if (!wait_to_restart(delay, job)) {
       console.say("mtrain-launch: the job got a signal to end: the ranks are not restarted");
       tell_unsaved();
@@ -625,9 +632,11 @@ int run_agent(const AgentOptions& options) {
   const Watchdog watchdog(id);  // before the store and the console, which have threads
   JobStore store(options);
   Console console;
+  for (JobObserver* observer : options.observers) observer->begin(id);
   JobState job{
       .id = id, .store = store, .signals = signals, .watchdog = watchdog, .console = console};
   const int code = run_starts(options, job);
+  for (JobObserver* observer : options.observers) observer->ended(code);
   watchdog.dismiss();
   const auto patience = job.ends.signal() ? kPatienceAfterSignal : kPatience;
   const auto asked_to_end = [&] {

@@ -25,6 +25,8 @@ struct JobFailure {
   std::string message;
 };
 
+class JobObserver;
+
 struct AgentOptions {
   int ranks_per_node = 1, nodes = 1, node = 0;
   std::string master_addr = "localhost";
@@ -42,6 +44,7 @@ struct AgentOptions {
   std::filesystem::path shared_token;    // file by which hosts share a token; empty: they cannot
   std::function<std::string()> unsaved;  // describes what would be lost now; may be null
   std::function<void(const JobFailure&)> on_failure;  // called once for each start; may be null
+  std::vector<JobObserver*> observers;
 };
 
 // Runs the job to its end and returns the exit code: 0 if all ranks succeeded. Otherwise it prints

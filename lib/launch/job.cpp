@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "base/error.h"
+#include "launch/host_list.h"
 #include "launch/job_token.h"
 #include "launch/torchrun_options.h"
 
@@ -65,13 +66,6 @@ const Launcher* find_launcher(bool by_hand) {
   return has(kSlurm) ? &kSlurm : nullptr;
 }
 
-// Returns the first host of a Slurm list such as "node[003-006,9],x1".
-std::string first_host(const std::string& list) {
-  const size_t open = list.find('['), comma = list.find(',');
-  if (open == std::string::npos || comma < open) return list.substr(0, comma);
-  return list.substr(0, open) + list.substr(open + 1, list.find_first_of("-,]", open) - open - 1);
-}
-
 // Returns the number of tasks on node number `node`, from Slurm's list of tasks per node, such as
 // "4(x3),2".
 std::optional<int> tasks_of_node(const std::string& list, int node) {
@@ -119,7 +113,7 @@ std::optional<std::string> master_of(const Launcher& l, const Job& job) {
   const auto nodes = slurm       ? variable("SLURM_STEP_NODELIST")
                      : mpi_hosts ? variable("SLURM_JOB_NODELIST")
                                  : std::nullopt;
-  return nodes ? std::optional(first_host(*nodes)) : std::nullopt;
+  return nodes ? std::optional(expand_hosts(*nodes, 1).front()) : std::nullopt;
 }
 
 Job read_job(bool by_hand) {

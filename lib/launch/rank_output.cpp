@@ -14,29 +14,6 @@
 
 namespace mtrain::launch {
 
-LogFile::LogFile(std::filesystem::path path) : path_(std::move(path)) {
-  fd_ = open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-  if (fd_ < 0) throw UserError(fmt::format("{}: {}", path_.string(), std::strerror(errno)));
-}
-LogFile::LogFile(LogFile&& o) noexcept : path_(std::move(o.path_)), fd_(std::exchange(o.fd_, -1)) {}
-LogFile::~LogFile() {
-  if (fd_ >= 0) close(fd_);
-}
-
-std::string LogFile::write(std::string_view text) {
-  while (fd_ >= 0 && !text.empty()) {
-    const ssize_t n = ::write(fd_, text.data(), text.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) {
-      const int why = errno;
-      close(std::exchange(fd_, -1));
-      return fmt::format("{} is incomplete: {}", path_.string(), std::strerror(why));
-    }
-    text.remove_prefix(size_t(n));
-  }
-  return "";
-}
-
 RankOutput::Ends RankOutput::pipe() {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) < 0) throw RunError(fmt::format("pipe: {}", std::strerror(errno)));

@@ -1,26 +1,12 @@
 // The launcher's handling of a rank's output.
 #pragma once
-#include <filesystem>
+#include <memory>
 #include <string>
 
+#include "launch/log_file.h"
 #include "launch/output_stream.h"
 
 namespace mtrain::launch {
-
-// A file that receives a rank's unchanged output. Its folder exists.
-class LogFile {
- public:
-  explicit LogFile(std::filesystem::path path);
-  ~LogFile();
-  LogFile(LogFile&& other) noexcept;
-  LogFile& operator=(LogFile&&) = delete;
-  // Returns why it could not be written; empty if it was, or if an earlier call has reported it.
-  std::string write(std::string_view text);
-
- private:
-  std::filesystem::path path_;
-  int fd_;
-};
 
 // One stream of one rank. The launcher always reads it immediately, even if the launcher's own
 // output is not read.

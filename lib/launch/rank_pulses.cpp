@@ -96,6 +96,12 @@ void RankPulses::ended(int rank) {
     if (r.rank == rank) r.alive = false;
 }
 
+std::vector<std::shared_ptr<const Pulse>> RankPulses::pages() const {
+  std::vector<std::shared_ptr<const Pulse>> all;
+  for (const Rank& r : ranks_) all.push_back(r.pulse);
+  return all;
+}
+
 std::optional<Hang> RankPulses::look(Clock::time_point now) {
   const std::chrono::duration<double> gap = last_ ? now - *last_ : Clock::duration(0);
   last_ = now;

@@ -34,6 +34,8 @@ class RankPulses {
   // several times per second: the time in which this process was stopped does not count.
   std::optional<Hang> look(Clock::time_point now);
 
+  // The pages of all ranks of this host, for readers in other threads.
+  std::vector<std::shared_ptr<const Pulse>> pages() const;
   PulseState state(int rank) const;
   int64_t last_step() const;  // the last step that a rank has made or begun
 

@@ -4,6 +4,7 @@
 #include <unistd.h>
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -76,6 +77,91 @@ MetricsRecord parse_metrics_record(std::string_view line) {
   return record;
 }
 
+namespace {
+
+// Whether the text begins as a number of JSON may: JSON has no leading zeros. "-0" is left to the
+// full parser, for which it is an integer.
+bool begins_number(std::string_view text) {
+  const size_t sign = text.starts_with('-') ? 1 : 0;
+  const auto is_digit = [&](size_t at) {
+    return at < text.size() && text[at] >= '0' && text[at] <= '9';
+  };
+  if (!is_digit(sign)) return false;
+  return text[sign] != '0' || (!is_digit(sign + 1) && (sign == 0 || text.substr(2, 1) == "."));
+}
+
+// Reads a number or null at the beginning of `text`, and removes it. Returns false for anything
+// else; it may then still be valid.
+bool take_number(std::string_view& text, double& value) {
+  if (text.starts_with("null")) {
+    value = kNoValue;
+    text.remove_prefix(4);
+    return true;
+  }
+  if (!begins_number(text)) return false;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc()) return false;
+  const std::string_view number(text.data(), size_t(end - text.data()));
+  const size_t point = number.find('.');
+  // JSON has digits after a point.
+  if (point != std::string_view::npos &&
+      (point + 1 == number.size() || number[point + 1] < '0' || number[point + 1] > '9'))
+    return false;
+  text.remove_prefix(number.size());
+  return true;
+}
+
+}  // namespace
+
+const MetricsRecord& RecordParser::parse(std::string_view line) {
+  if (!fields_.empty() && parse_alike(line)) return record_;
+  fields_.clear();
+  record_ = parse_metrics_record(line);
+  learn(line);
+  return record_;
+}
+
+bool RecordParser::parse_alike(std::string_view line) {
+  char before = '{';
+  for (const Field& field : fields_) {
+    if (!line.starts_with(before) || !line.substr(1).starts_with(field.head)) return false;
+    line.remove_prefix(1 + field.head.size());
+    if (field.value) {
+      if (!take_number(line, *field.value)) return false;
+    } else {
+      if (!begins_number(line)) return false;
+      const char* const end = line.data() + line.size();
+      const auto [at, error] = std::from_chars(line.data(), end, record_.step);
+      if (error != std::errc()) return false;
+      line.remove_prefix(size_t(at - line.data()));
+    }
+    before = ',';
+  }
+  if (line != "}") return false;
+  record_.values.find("step")->second = double(record_.step);
+  return true;
+}
+
+// Notes the line's keys in their order, if all of its values are numbers or null.
+void RecordParser::learn(std::string_view line) {
+  std::vector<Field> fields;
+  for (char before = '{'; line != "}"; before = ',') {
+    if (!line.starts_with(before) || !line.substr(1).starts_with('"')) return;
+    line.remove_prefix(1);
+    const size_t colon = line.find("\":");
+    if (colon == std::string_view::npos) return;
+    const std::string_view key = line.substr(1, colon - 1);
+    const auto value = record_.values.find(key);
+    if (key.find('\\') != std::string_view::npos || value == record_.values.end()) return;
+    fields.push_back({.head = std::string(line.substr(0, colon + 2)),
+                      .value = key == "step" ? nullptr : &value->second});
+    line.remove_prefix(colon + 2);
+    double ignored = 0;
+    if (!take_number(line, ignored)) return;
+  }
+  if (fields.size() == record_.values.size()) fields_ = std::move(fields);
+}
+
 RecordStream::RecordStream(fs::path path, Sink sink)
     : path_(std::move(path)), sink_(std::move(sink)) {}
 
@@ -130,8 +216,7 @@ void RecordStream::poll() {
   // A file that another program wrote may end without a newline.
   if (!too_long_ && rest_.ends_with('}')) {
     try {
-      MetricsRecord record = parse_metrics_record(rest_);
-      sink_.record(std::move(record), read_ - int64_t(rest_.size()), read_);
+      sink_.record(parser_.parse(rest_), read_ - int64_t(rest_.size()), read_);
       rest_.clear();
     } catch (const UserError&) {
       return;  // the rest of the line has not been written yet
@@ -149,7 +234,7 @@ void RecordStream::take(std::string_view line, int64_t begin) {
   }
   try {
     if (too_long_) throw UserError("it is too long for a record");
-    sink_.record(parse_metrics_record(text), begin, begin + int64_t(line.size()));
+    sink_.record(parser_.parse(text), begin, begin + int64_t(line.size()));
   } catch (const UserError& e) {
     const std::string& why = e.message();
     last_ = DamagedLine{line_, why.starts_with(": ") ? why.substr(2) : why};

@@ -141,16 +141,29 @@ class ReportRun {
       for (auto& [key, curve] : curves_) curve.cut_from(record.step);
     last_step_ = record.evaluation ? std::max(last_step_, record.step) : record.step;
     find_start(record);
+    size_t place = 0;
     for (const auto& [key, value] : record.values) {
-      if (!is_drawn(key)) continue;
-      Envelope& curve = curves_.try_emplace(key, kMostRanges).first->second;
-      if (record.evaluation) curve.cut_from(record.step);
-      curve.add(record.step, value);
+      Envelope* const curve = curve_at(place++, key);
+      if (!curve) continue;
+      if (record.evaluation) curve->cut_from(record.step);
+      curve->add(record.step, value);
     }
     if (const auto total = value_of(record, "total_steps"); total && *total < 1e15)
       total_steps_ = int64_t(*total);
     if (const auto rank = value_of(record, kSlowest); rank && *rank >= 0 && *rank < 1e9)
       ++slowest_[int64_t(*rank)];
+  }
+
+  // Returns the curve of the key at this place of a record; null if it is not drawn. Most records
+  // have the same keys at the same places.
+  Envelope* curve_at(size_t place, const std::string& key) {
+    if (place >= places_.size()) places_.resize(place + 1);
+    Place& known = places_[place];
+    if (known.key != key)
+      known = {
+          .key = key,
+          .curve = is_drawn(key) ? &curves_.try_emplace(key, kMostRanges).first->second : nullptr};
+    return known.curve;
   }
 
   // A new process begins to count its time again.
@@ -178,6 +191,11 @@ class ReportRun {
 
   const std::string name_;
   std::map<std::string, Envelope, std::less<>> curves_;
+  struct Place {
+    std::string key;
+    Envelope* curve = nullptr;  // in curves_
+  };
+  std::vector<Place> places_;           // of a record's values
   std::map<int64_t, int64_t> slowest_;  // in how many timed steps a rank computed longest
   std::vector<Start> starts_;
   std::optional<double> time_;  // of the record before, as the two below

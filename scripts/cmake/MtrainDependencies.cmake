@@ -59,6 +59,7 @@ function(mtrain_need_pc target module debian)
 endfunction()
 
 mtrain_need_pc(PCRE2 libpcre2-8 libpcre2-dev)
+mtrain_need_pc(HTTPLIB cpp-httplib libcpp-httplib-dev)
 
 # CUDA: AUTO turns it on if nvcc is installed.
 set(MTRAIN_HAS_CUDA OFF)

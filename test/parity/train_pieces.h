@@ -1,5 +1,4 @@
-// The pieces that tensor-parallel ranks have of each parameter, and the layout-free tensors that
-// these pieces make.
+// Compares the layout-free tensors that the pieces of ranks make.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -11,58 +10,30 @@
 
 #include <catch2/catch.hpp>
 
+#include "train/parameter_pieces.h"
 #include "train/trainer.h"
 
 namespace train_testing {
 
 using namespace mtrain;
 
-// The elements of a parameter that one rank has.
-struct Piece {
-  std::vector<model::ElementRun> runs;
-  std::vector<float> values;
-  bool operator==(const Piece&) const = default;
-};
-using Pieces = std::map<std::string, Piece>;
-
-inline Pieces pieces(train::Trainer& t, const std::function<Tensor(model::ParamUnit&)>& whole) {
-  Pieces all;
-  for (model::ParamUnit* unit : t.params().units()) {
-    const Tensor values = whole(*unit);
-    for (const model::Parameter* p : unit->params)
-      all[p->name] = {p->runs(), values.flat(p->begin, p->shape).to_host<float>(t.compute())};
-  }
-  return all;
-}
+using train::Piece;
+using train::Pieces;
+using train::pieces;
 
 // Assembles the layout-free tensor from the pieces of the ranks. Elements that several ranks have
 // must have the same bits.
 template <class Result>
 std::vector<float> assemble(std::span<const Result> ranks, Pieces Result::*which,
                             const std::string& name) {
-  std::vector<float> whole;
-  std::vector<char> known;
-  bool same = true;
-  for (const Result& r : ranks) {
-    const auto found = (r.*which).find(name);
-    if (found == (r.*which).end()) continue;  // on another stage
-    const Piece& piece = found->second;
-    for (const model::ElementRun& run : piece.runs) {
-      const auto end = size_t(run.full + run.count);
-      if (whole.size() < end) whole.resize(end), known.resize(end);
-      REQUIRE(size_t(run.here + run.count) <= piece.values.size());
-      const float* values = piece.values.data() + run.here;
-      for (auto at = size_t(run.full); at < end; ++at, ++values) {
-        if (!known[at]) known[at] = 1, whole[at] = *values;
-        same = same && whole[at] == *values;
-      }
-    }
-  }
+  std::vector<const Pieces*> all;
+  for (const Result& r : ranks) all.push_back(&(r.*which));
+  train::AssembledTensor tensor = train::assemble_pieces(all, name);
   INFO(name);
-  REQUIRE_FALSE(whole.empty());
-  CHECK(same);
-  CHECK(std::ranges::find(known, 0) == known.end());
-  return whole;
+  REQUIRE_FALSE(tensor.values.empty());
+  CHECK(tensor.same);
+  CHECK(tensor.complete);
+  return std::move(tensor.values);
 }
 template <class Result>
 std::vector<float> assemble(const std::vector<Result>& ranks, Pieces Result::*which,

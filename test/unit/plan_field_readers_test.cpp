@@ -113,6 +113,7 @@ struct ReadElsewhere {
 };
 const ReadElsewhere kElsewhere[] = {
     {"launch.env", "apps/mtrain-launch/main.cpp", "variables()"},
+    {"launch.on_event", "apps/mtrain-launch/main.cpp"},
     {"launch.start_timeout_s", "lib/plan/meeting_plan.cpp"},
     {"launch.save_timeout_s", "lib/plan/meeting_plan.cpp"},
     {"launch.step_timeout_s", "lib/plan/meeting_plan.cpp"},

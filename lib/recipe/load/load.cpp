@@ -188,7 +188,9 @@ class Reader {
     if (!parse_yaml(text, name, diagnostics_, root)) return false;
     if (root.kind == Node::Kind::map) {
       read_bases(root, name, given);
-      given.merge(flatten_fields(models_, root, Origin::recipe, diagnostics_), diagnostics_);
+      RawSettings layer = flatten_fields(models_, root, Origin::recipe, diagnostics_);
+      if (!open_.empty()) refuse_command(layer);
+      given.merge(std::move(layer), diagnostics_);
     } else if (root.kind != Node::Kind::null) {
       diagnostics_.add_at(
           Severity::error, root.location, "",
@@ -199,6 +201,15 @@ class Reader {
   }
 
  private:
+  // A recipe that someone else wrote must not start programs.
+  void refuse_command(const RawSettings& base) {
+    const auto command = base.fields.find("launch.on_event");
+    if (command == base.fields.end() || command->second.node.unset()) return;
+    diagnostics_.add_at(Severity::error, command->second.location, "launch.on_event",
+                        "a recipe on which others are based cannot name a command",
+                        "set it in the recipe that you start, or on the command line");
+  }
+
   // Reads `base: other.yaml`, or a list of recipes in which later ones win. Paths are relative to
   // the file that names them. A name without a file means a ready recipe.
   void read_bases(Node& root, const std::string& name, RawSettings& given) {

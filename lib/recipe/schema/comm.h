@@ -78,6 +78,7 @@ struct LaunchConfig {
   bool programmatic_dependent_launch = false;
   double start_timeout_s = 1800, save_timeout_s = 600;
   Auto<double> step_timeout_s;
+  std::vector<std::string> on_event;
   std::map<std::string, EnvVariable> env;
 
   // Returns the variables that have values.
@@ -121,6 +122,10 @@ struct LaunchConfig {
             &LaunchConfig::step_timeout_s,
             "the same for a step; auto: 10 times the median of the last steps, and at least 30 s",
             {.unit = "seconds", .min = 0, .max = 1e8}},
+      Field{"on_event", &LaunchConfig::on_event,
+            "a program and its arguments, which mtrain-launch runs at the start, a failure, a "
+            "restart and the end of the job, with the event as JSON on its standard input; a "
+            "recipe named by `base` cannot set it"},
       Field{"env",
             &LaunchConfig::env,
             "environment variables for the ranks; a variable that is already set keeps its value. "

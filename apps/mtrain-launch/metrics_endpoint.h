@@ -1,0 +1,45 @@
+// Serves a job's state to Prometheus (--metrics_port).
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "launch/job_observer.h"
+#include "launch/metrics_server.h"
+
+namespace mtrain {
+
+class MetricsEndpoint : public launch::JobObserver {
+ public:
+  struct Options {
+    std::string host = "127.0.0.1";
+    uint16_t port = 0;  // 0: any free one
+    // The folders of a training; empty for a job of another program.
+    std::filesystem::path run_folder = {}, checkpoint_folder = {};
+  };
+  explicit MetricsEndpoint(Options options) : options_(std::move(options)) {}
+
+  // Prints a warning if the port cannot be used. The job runs all the same.
+  void begin(const std::string& job) override;
+  void started(int start, const std::vector<std::shared_ptr<const Pulse>>& pages) override;
+  void failed(const launch::JobFailure& failure) override;
+  void ended(int exit_code) override;
+
+ private:
+  std::string metrics() const;
+  launch::MetricsServer::Health health() const;
+
+  const Options options_;
+  mutable std::mutex mutex_;  // guards what the server's threads read
+  std::vector<std::shared_ptr<const Pulse>> pages_;
+  int restarts_ = 0;
+  bool running_ = false;
+  std::string why_not_ = "the ranks have not been started";
+  std::optional<launch::MetricsServer> server_;  // the last member: it calls the others
+};
+
+}  // namespace mtrain
