@@ -2,9 +2,9 @@
 // faults, one in a line:
 //   <calls> <number of the error> <part of the path> [<rank>]
 // <calls> has a letter for each kind of call that fails: o opens a file, c creates one, m makes a
-// folder, w writes, r reads, n renames, d deletes. With -1 as its number the call does not fail: it
-// waits as long as the file has the line. A test changes the file while programs run; without the
-// file nothing fails.
+// folder, w writes, r reads, n renames, d deletes, s asks for its size or kind. With -1 as its
+// number the call does not fail: it waits as long as the file has the line. A test changes the file
+// while programs run; without the file nothing fails.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/types.h>
 #include <time.h>
@@ -94,6 +95,14 @@ int mkdir(const char* path, mode_t mode) {
   FAIL_IF(fault('m', path));
   return next(path, mode);
 }
+#define STAT(name)                                  \
+  int name(const char* path, struct name* status) { \
+    NEXT(name);                                     \
+    FAIL_IF(fault('s', path));                      \
+    return next(path, status);                      \
+  }
+STAT(stat)
+STAT(stat64)
 int rename(const char* from, const char* to) {
   NEXT(rename);
   FAIL_IF(fault('n', from));

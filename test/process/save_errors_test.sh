@@ -269,7 +269,7 @@ else
   echo "cannot mount a tmpfs here: a full and a read-only disk are tested by errors of system calls"
 fi
 
-# --- two hosts: one does not see the folder, and is named; one that sees it late is waited for ---
+# --- two hosts: one does not see the folder, and is named; one that sees it late, or a save of it, is waited for ---
 hosts() {
   local pids=() node
   for node in 0 1; do
@@ -289,11 +289,21 @@ hosts "$port" 4
 expect_code "a blind host" 2
 expect_text "a blind host" "did not appear within 2 s on $(uname -n) (rank 1)"
 expect_no_leftovers "a blind host" hosts
-(sleep 4 && rm -f "$work/faults") &
+late=$work/hosts/checkpoints/step-00000003
+(
+  sleep 4
+  echo "s $ENOENT ${late##*/}.tmp 1" >"$work/faults"  # now the folder of a save
+  for ((i = 0; i < 600; i++)); do compgen -G "$late.tmp-*" >/dev/null && break || sleep 0.05; done
+  sleep 4
+  [[ ! -e $late ]] || touch "$work/not_late"
+  rm -f "$work/faults"
+) &
+blinds=$!
 rm -rf "$work/hosts"
 hosts $((port + 1)) 120
-wait $!
+wait $blinds
 expect_code "a late host" 0
+[[ ! -e $work/not_late ]] || fail "a late host: step 3 is saved before both hosts see its folder"
 expect_steps "a late host" hosts "1 2 3 4 5 6 "
 
 ((failures == 0)) || exit 1
