@@ -403,6 +403,36 @@ TEST_CASE("a recipe may be based on others") {
   fs::remove_all(dir);
 }
 
+TEST_CASE("only the recipe that is started may name a command") {
+  const TemporaryFolder folder;
+  const auto write = [&](const char* name, const std::string& text) {
+    std::ofstream(folder / name) << text;
+  };
+  const auto of = [&](const char* name, const std::vector<std::string>& settings = {}) {
+    Diagnostics diagnostics;
+    const Recipe r = plan::load_recipe(interchange::model_source(), (folder / name).string(),
+                                       settings, diagnostics);
+    return std::pair{r.launch.on_event, diagnostics.text(Severity::error)};
+  };
+  const std::vector<std::string> words{"notify", "--now"};
+  write("own.yaml", kMinimal + "launch: {on_event: [notify, --now]}\n");
+  CHECK(of("own.yaml") == std::pair(words, std::string()));
+  write("plain.yaml", kMinimal);
+  CHECK(of("plain.yaml", {"launch.on_event=[notify, --now]"}) == std::pair(words, std::string()));
+  write("child.yaml", "base: own.yaml\n");
+  write("grandchild.yaml", "base: [plain.yaml, child.yaml]\nlaunch: {on_event: [mine]}\n");
+  for (const char* name : {"child.yaml", "grandchild.yaml"}) {
+    INFO(name);
+    CHECK_THAT(of(name).second, Contains("own.yaml") && Contains("launch.on_event") &&
+                                    Contains("cannot name a command"));
+    // Not even if the command line replaces it: the base is not to be trusted.
+    CHECK_FALSE(of(name, {"launch.on_event=[mine]"}).second.empty());
+  }
+  write("none.yaml", kMinimal + "launch: {on_event: null}\n");
+  write("of_none.yaml", "base: none.yaml\nlaunch: {on_event: [notify, --now]}\n");
+  CHECK(of("of_none.yaml") == std::pair(words, std::string()));
+}
+
 TEST_CASE("flags of other systems that say no, or say it in other words") {
   REQUIRE(load(kMinimal + "model: {gated_linear_unit: false}\n").model.activation ==
           Activation::gelu);
