@@ -114,6 +114,7 @@ void write_state(const SavedState& saved, const SaveOptions& options, const fs::
   if (progress.updated_samples != progress.samples)
     state.set(kUpdatedSamples, progress.updated_samples);
   if (!progress.loss_scale.empty()) state.set(kLossScale, progress.loss_scale);
+  if (!progress.spikes.empty()) state.set(kSpikes, progress.spikes);
   state.set(kRanks, saved.ranks);
   if (!saved.float8.empty()) state.set(kFloat8Scales, saved.float8);
   state.set(storage::kRecipeEntry, options.recipe);

@@ -48,11 +48,12 @@ struct CheckpointParts {
 
 struct TrainProgress {
   int64_t steps_done = 0;
-  int64_t updates = 0;  // steps that were not skipped because of an overflow in fp16
+  int64_t updates = 0;  // steps that were not skipped
   // The samples of all steps, and of the updates alone. They are not multiples of the batch if the
   // run has changed its size.
   int64_t samples = 0, updated_samples = 0;
   std::string loss_scale;  // the text of LossScaler::save(); empty without a loss scale
+  std::string spikes;      // the text of SpikeGuard::save(); empty without a guard
 };
 
 struct SaveOptions {

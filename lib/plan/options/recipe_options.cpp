@@ -205,6 +205,8 @@ TrainOptions train_options(const Recipe& r) {
           .time_every = r.train.time_every,
           .check_loss = r.debug.check_nan,
           .check_grads = r.debug.check_nan && r.ddp.check_for_nan_in_grad,
+          .spikes = {.skip = r.train.on_spike == recipe::OnSpike::skip,
+                     .factor = r.train.spike_factor.value_or(0)},
           .grads_per_micro_batch =
               r.distributed.pp_size > 1 && r.distributed.pipeline.scale_grads_in_schedule,
           .exit_interval = r.train.exit_interval,

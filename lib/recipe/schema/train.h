@@ -26,6 +26,12 @@ constexpr auto enum_names(GraphScope) {
                     EnumName{GraphScope::micro_batch, "full"}};
 }
 
+// What a run does after a step whose loss or gradient is not finite, or whose gradient is a spike.
+enum class OnSpike { stop, skip };
+constexpr auto enum_names(OnSpike) {
+  return std::array{EnumName{OnSpike::stop, "stop"}, EnumName{OnSpike::skip, "skip"}};
+}
+
 inline constexpr int64_t kMaxSteps = int64_t{1} << 40;
 
 // The value of tensorboard_dir that names no folder.
@@ -43,6 +49,8 @@ struct TrainConfig {
   int64_t log_every = 10;
   Auto<int64_t> time_every;
   std::string run_dir, tensorboard_dir;
+  OnSpike on_spike = OnSpike::stop;
+  std::optional<double> spike_factor;
   std::optional<int64_t> exit_interval;
   std::optional<double> exit_duration_in_mins;
 
@@ -112,6 +120,15 @@ struct TrainConfig {
           "folder of the metrics in TensorBoard's format; <run_dir>/tb unless set; none: they are "
           "not written",
           {.aliases = "logger.tensorboard_dir", .none_means = kNoTensorboard}},
+      Field{"on_spike", &TrainConfig::on_spike,
+            "after a step whose loss or gradient is not finite, or whose gradient is a spike "
+            "(spike_factor). stop: the run ends. skip: the step changes neither weights nor "
+            "moments, and the run ends after 5 such steps in a row"},
+      Field{"spike_factor",
+            &TrainConfig::spike_factor,
+            "a gradient is a spike if its norm is more than this many times the median of the last "
+            "128 norms, once there are 16; none: no norm is",
+            {.min = 1, .above_min = true}},
       Field{"exit_interval",
             &TrainConfig::exit_interval,
             "save and end after a step that is a multiple of this",
