@@ -182,6 +182,7 @@ fs::path save_checkpoint(const CheckpointParts& t, const TrainProgress& progress
           meetings.during_work();
         },
         [&](const std::function<void()>& work) { meetings.run(work); });
+    if (!first && options.on_commit) options.on_commit("report");
   });
   const SavedState state = saved_state(t, progress);
   // They have the size of index.json together: no other rank needs them.

@@ -67,7 +67,7 @@ struct SaveOptions {
   // Called with the name of each moment of a save; may be empty. On each rank there is "write",
   // before it writes its files, and on rank 0 there are the steps of CheckpointWriter::commit(). A
   // save in the background also has "stage", when the copies are enqueued, and "block", after each
-  // part of at most 16 MiB. Ranks other than 0 have "report", before they report to rank 0.
+  // part of at most 16 MiB. Ranks other than 0 have "report", when they have written their files.
   std::function<void(std::string_view)> on_commit;
 };
 

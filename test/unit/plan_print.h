@@ -170,8 +170,8 @@ class Print {
           stream_sanitizer, compute_slowdown, deterministic, own_attention, own_grouped_gemm, nvtx,
           environment)
   MEMBERS(CommOptions, backend, timeout_s, link_latency_us, link_gbps, link_streams)
-  MEMBERS(FaultOptions, moment, launch, of_save, rank, step, kill)
-  MEMBERS(DebugOptions, trace, fault)
+  MEMBERS(FaultOptions, kind, phase, moment, launch, of_save, rank, step, factor)
+  MEMBERS(DebugOptions, trace, faults)
 };
 #undef MEMBERS
 #undef MT_JOIN

@@ -32,7 +32,7 @@ constexpr std::string_view kSaveMoment = "save:";
 
 FaultOptions::Moment fault_moment(const recipe::FaultConfig& fault) {
   using Moment = FaultOptions::Moment;
-  if (!fault.at) return Moment::none;
+  if (!fault.at) return Moment::of_phase;
   if (*fault.at == "save_consolidated") return Moment::save_consolidated;
   return *fault.at == "save" || fault.at->starts_with(kSaveMoment) ? Moment::save : Moment::launch;
 }
@@ -323,16 +323,24 @@ CommOptions comm_options(const Recipe& r) {
 }
 
 DebugOptions debug_options(const Recipe& r) {
-  const recipe::FaultConfig& fault = r.debug.fault;
-  return {.trace = r.debug.trace,
-          .fault = {.moment = fault_moment(fault),
-                    .launch = fault.at.value_or(""),
-                    .of_save = fault.at && fault.at->starts_with(kSaveMoment)
-                                   ? fault.at->substr(kSaveMoment.size())
-                                   : "",
-                    .rank = fault.rank,
-                    .step = fault.step,
-                    .kill = fault.kill}};
+  return {.trace = r.debug.trace, .faults = fault_options(r)};
+}
+
+std::vector<FaultOptions> fault_options(const Recipe& r) {
+  std::vector<FaultOptions> faults;
+  for (const recipe::FaultConfig& f : r.debug.fault) {
+    if (f.empty()) continue;
+    faults.push_back(
+        {.kind = f.kind.value_or(f.kill ? FaultKind::kill : FaultKind::stop),
+         .phase = f.phase,
+         .moment = fault_moment(f),
+         .launch = f.at.value_or(""),
+         .of_save = f.at && f.at->starts_with(kSaveMoment) ? f.at->substr(kSaveMoment.size()) : "",
+         .rank = f.rank,
+         .step = f.step,
+         .factor = f.factor.value_or(1)});
+  }
+  return faults;
 }
 
 }  // namespace mtrain::plan
