@@ -18,6 +18,8 @@ constexpr std::string_view kSpread = "the model has experts, and `ep_size` is ab
 constexpr std::string_view kFp16 = "`mixed_precision` is one of fp16";
 constexpr std::string_view kTimed = "timed steps of several ranks, for kinds that communicated";
 constexpr std::string_view kRanks = "timed steps of several ranks";
+constexpr std::string_view kSpeeds =
+    "every 50th step of several ranks, for `train.straggler: warn`";
 constexpr std::string_view kPaired = "timed steps in which a forward and a backward run as a pair";
 constexpr std::string_view kBackground = "a save in the background has ended since the last record";
 
@@ -115,6 +117,10 @@ constexpr MetricKey kKeys[] = {
     {"compute.busy_ms.max", Record::step, "ms", "the same on the rank that computed longest",
      kRanks},
     {"compute.busy_ms.max_rank", Record::step, "", "that rank", kRanks},
+    {"compute.speed.min", Record::step, "",
+     "speed of the rank that computes slowest, over that of the other ranks of its pipeline stage",
+     kSpeeds},
+    {"compute.speed.min_rank", Record::step, "", "that rank", kSpeeds},
     {"compute.starved_ms", Record::step, "ms",
      "time in which rank 0's compute stream neither computed nor waited for another stream",
      kRanks},

@@ -160,8 +160,19 @@ void Reporter::step(const train::StepStats& s, const StepFigures& figures) {
     metrics.push_back({"memory_peak.workspace", workspace});
   std::deque<std::string> names;  // owns the names; a Metric holds a view
   if (figures.timed) add_communication(figures, metrics, names);
+  if (figures.stragglers) add_stragglers(*figures.stragglers, s.step, metrics);
   record(s.step, metrics);
   if (warm_profile_ && steps_ == kWarmUpSteps) warm_profile_->reset();
+}
+
+void Reporter::add_stragglers(const observe::StragglerFinder::Check& check, int64_t step,
+                              std::vector<observe::Metric>& metrics) {
+  if (check.slowest) {
+    metrics.push_back({"compute.speed.min", check.slowest->ratio});
+    metrics.push_back({"compute.speed.min_rank", int64_t(check.slowest->rank)});
+  }
+  for (const observe::Straggler& s : check.found)
+    log::warn(fmt::format("step {}: {} (train.straggler)", step, s.str()));
 }
 
 void Reporter::note_skipped(const train::StepStats& s) {

@@ -65,6 +65,8 @@ class Reporter {
   // Writes a record of a step or of an evaluation.
   void record(int64_t step, const std::vector<observe::Metric>& metrics);
   void note_skipped(const train::StepStats& stats);
+  void add_stragglers(const observe::StragglerFinder::Check& check, int64_t step,
+                      std::vector<observe::Metric>& metrics);
   void add_saves(std::vector<observe::Metric>& metrics);
   std::string saves_text() const;  // the saves in the background
   // Adds a timed step's communication to its metrics; `names` owns the metrics' names.

@@ -153,8 +153,8 @@ class Print {
   MEMBERS(LinearFormats, input, weight, gradient)
   MEMBERS(QuantFormat, element, blocks)
   MEMBERS(TrainOptions, epochs, epoch_samples, steps, global_batch_size, seed, log_every,
-          time_every, check_loss, check_grads, spikes, grads_per_micro_batch, exit_interval,
-          exit_minutes)
+          time_every, check_loss, check_grads, spikes, find_stragglers, grads_per_micro_batch,
+          exit_interval, exit_minutes)
   MEMBERS(SpikeOptions, skip, factor)
   MEMBERS(ValidationOptions, every_steps, steps)
   MEMBERS(LocalCopyOptions, dir, every_steps, replicas, max_bytes, replica_bytes_per_s)

@@ -207,6 +207,9 @@ TrainOptions train_options(const Recipe& r) {
           .check_grads = r.debug.check_nan && r.ddp.check_for_nan_in_grad,
           .spikes = {.skip = r.train.on_spike == recipe::OnSpike::skip,
                      .factor = r.train.spike_factor.value_or(0)},
+          // Ranks of expert parallelism have as much work as tokens choose their experts.
+          .find_stragglers =
+              r.train.straggler != recipe::OnStraggler::off && r.distributed.ep_size <= 1,
           .grads_per_micro_batch =
               r.distributed.pp_size > 1 && r.distributed.pipeline.scale_grads_in_schedule,
           .exit_interval = r.train.exit_interval,

@@ -23,6 +23,7 @@ struct TrainOptions {
   std::optional<int64_t> time_every;           // empty: the first ten, then those that are logged
   bool check_loss = true, check_grads = true;  // stop if they are not finite
   SpikeOptions spikes;
+  bool find_stragglers = true;
   // Gradients are divided by the number of micro-batches and by the number of tokens.
   bool grads_per_micro_batch = false;
   std::optional<int64_t> exit_interval;  // steps
