@@ -129,14 +129,15 @@ std::string unsaved_after(const plan::FolderOptions& folders) {
 
 // Writes into run.json what the launcher knows better than rank 0, which may be dead.
 void record_failure(const std::string& run_dir, const launch::JobFailure& f) {
-  storage::JobEnd end{
-      .job = f.job,
-      .state = f.interrupted ? storage::RunState::interrupted : storage::RunState::failed,
-      .exit_code = f.exit_code,
-      .step = f.step,
-      .culprit = storage::RunCulprit{.rank = f.culprit.value_or(-1),
-                                     .host = f.culprit ? host_name() : "",
-                                     .message = f.message}};
+  storage::JobEnd end{.job = f.job,
+                      .state = f.interrupted ? storage::RunState::interrupted
+                               : f.restarts  ? storage::RunState::restarting
+                                             : storage::RunState::failed,
+                      .exit_code = f.exit_code,
+                      .step = f.step,
+                      .culprit = storage::RunCulprit{.rank = f.culprit.value_or(-1),
+                                                     .host = f.culprit ? host_name() : "",
+                                                     .message = f.message}};
   try {
     storage::record_job_end(run_dir, end);
   } catch (const std::exception& e) {

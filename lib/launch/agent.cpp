@@ -343,6 +343,7 @@ class Attempt {
     env["MASTER_PORT"] = std::to_string(job_.store.port());
     env["MTRAIN_JOB_ID"] = job_.id;
     env["MTRAIN_RESTART_COUNT"] = std::to_string(number_);
+    env["MTRAIN_RESTARTS_LEFT"] = std::to_string(std::max(0, o_.max_restarts - number_));
     env[kServedVariable] = job_.store.serves() ? "1" : "0";
     env[kJobNameVariable] = o_.run_id;
     env["MTRAIN_ERROR_FILE"] = c.error_file.string();
@@ -595,9 +596,9 @@ int run_starts(const AgentOptions& o, JobState& job) {
     // Input that worked at the first start is not a user's mistake at a later one.
     if (number > 0) failure.exit_code = 1;
     const int code = failure.exit_code;
+    failure.restarts = code != 2 && !signal && number < o.max_restarts;
     if (o.on_failure) o.on_failure(failure);
-    const bool restarts = code != 2 && !signal && number < o.max_restarts;
-    if (!restarts) {
+    if (!failure.restarts) {
       if (code != 2) tell_unsaved();
       return code;
     }

@@ -167,7 +167,7 @@ PulseState RankPulses::state(int rank) const {
 
 int64_t RankPulses::last_step() const {
   int64_t last = 0;
-  for (const Rank& r : ranks_) last = std::max(last, r.pulse->glance().step);
+  for (const Rank& r : ranks_) last = std::max(last, r.pulse->glance().done_step);
   return last;
 }
 

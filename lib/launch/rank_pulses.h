@@ -35,7 +35,7 @@ class RankPulses {
   std::optional<Hang> look(Clock::time_point now);
 
   PulseState state(int rank) const;
-  int64_t last_step() const;  // the last step that a rank has made or begun
+  int64_t last_step() const;  // the last step that a rank has done
 
  private:
   struct Rank {
