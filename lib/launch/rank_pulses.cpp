@@ -201,6 +201,15 @@ Hang RankPulses::describe() const {
   return hang;
 }
 
+std::vector<int> RankPulses::stopped() const {
+  std::vector<int> ranks;
+  for (const Rank& r : ranks_) {
+    const int64_t pid = r.pulse->state().pid;
+    if (r.alive && (is_stopped(r.pid) || (pid > 0 && is_stopped(pid)))) ranks.push_back(r.rank);
+  }
+  return ranks;
+}
+
 PulseState RankPulses::state(int rank) const {
   for (const Rank& r : ranks_)
     if (r.rank == rank) return r.pulse->state();

@@ -37,6 +37,7 @@ class RankPulses {
 
   static constexpr std::chrono::duration<double> kLongestStall = std::chrono::minutes(10);
 
+  std::vector<int> stopped() const;  // the ranks that a signal or a debugger has stopped
   PulseState state(int rank) const;
   int64_t last_step() const;  // the last step that a rank has done
 
