@@ -11,16 +11,19 @@
 #include <vector>
 
 #include <fmt/core.h>
+#include <fmt/ranges.h>
 
 #include "apps/command_line.h"
 #include "apps/prepare.h"
 #include "apps/train_options.h"
+#include "base/cache_folder.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/standard_streams.h"
 #include "base/strings.h"
 #include "launch/agent.h"
 #include "launch/continue_command.h"
+#include "launch/host_checks.h"
 #include "launch/host_gpus.h"
 #include "launch/job_token.h"
 #include "options.h"
@@ -145,6 +148,16 @@ void record_failure(const std::string& run_dir, const launch::JobFailure& f) {
   }
 }
 
+// Refuses a host on which ranks cannot work: a full disk, too few descriptors.
+void check_this_host(const std::string& run_dir, int ranks) {
+  launch::HostCheckOptions options{.ranks = ranks, .run_folder = run_dir, .rates = {}};
+  if (const auto cache = cache_folder()) options.rates = *cache / ("gemm-rate-" + host_name());
+  const auto faults = launch::faults_of(launch::check_host(options));
+  if (!faults.empty())
+    throw RunError(
+        fmt::format("ranks cannot work on {}: {}", host_name(), fmt::join(faults, "; ")));
+}
+
 // Checks the recipe, and reports its mistakes once, before any rank starts. Sets the environment
 // variables of the ranks: launch.env, and those that must be set before a rank's process begins.
 void check_recipe(const TrainOptions& training, launch::AgentOptions& o) {
@@ -163,7 +176,10 @@ void check_recipe(const TrainOptions& training, launch::AgentOptions& o) {
       print_warning("mtrain-launch",
                     fmt::format("the environment's value of {} overrides the recipe's", name));
   o.environment = std::move(env);
-  if (training.runs()) o.shared_token = fs::path(run_plan.folders.run_dir) / ".token";
+  if (training.runs()) {
+    check_this_host(run_plan.folders.run_dir, o.ranks_per_node);
+    o.shared_token = fs::path(run_plan.folders.run_dir) / ".token";
+  }
   o.unsaved = [folders = run_plan.folders] { return unsaved_after(folders); };
   // One of the hosts writes it, with what its launcher knows.
   if (o.node == 0)
