@@ -48,12 +48,14 @@ struct TransposeFloat8 {
 
 // Delayed scaling of C tensors (Micikevicius et al. 2022): the tensors' maxima of this step go into
 // their histories, from which the scales of the next step are computed. A scale stays unchanged if
-// the amax that decides it is 0.
+// the amax that decides it is 0. Only a history without any maximum takes one from a step that
+// updates nothing, whose `grad_scale` is not finite.
 struct UpdateScales {
-  Span amax_C;          // fp32; is read, then reset to 0
-  Span history_CL;      // fp32, a ring buffer of the amaxes of L steps
-  int64_t C, L, place;  // `place` in [0, L) is this step's place in the ring
-  bool most_recent;     // the amax of this step decides; otherwise the largest of the history
+  ConstSpan grad_scale;  // fp32, one element; optional
+  Span amax_C;           // fp32; is read, then reset to 0
+  Span history_CL;       // fp32, a ring buffer of the amaxes of L steps
+  int64_t C, L, place;   // `place` in [0, L) is this step's place in the ring
+  bool most_recent;      // the amax of this step decides; otherwise the largest of the history
   DType type;
   int margin;
   Span scale_C, inverse_C;

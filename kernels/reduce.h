@@ -1,5 +1,7 @@
 // Reductions. They are deterministic: the order of a sum depends only on the sizes.
 #pragma once
+#include <limits>
+
 #include "base/span.h"
 
 struct CUstream_st;
@@ -13,7 +15,7 @@ struct SumSquares {
 };
 // norm = unscale * sqrt(sum_squares), or NaN if a copy is not finite. scale = unscale * min(1,
 // max_norm / (norm + 1e-6)), or unscale if max_norm = 0. It is NaN if the norm (in fp32) or the
-// loss is not finite.
+// loss is not finite, or if the norm is above `limit`.
 struct ClipScale {
   // fp64: the sum over the gradients that count. Optionally a second element: the sum over
   // replicated copies of them, which is only checked to be finite.
@@ -22,8 +24,9 @@ struct ClipScale {
   Span norm, scale;  // fp32, one element each
   float max_norm;
   double unscale = 1;  // 1 / the scale of the loss, and thus of the gradients
-  // Optional, one fp64: replaces `unscale`, and is read when the launch runs.
-  ConstSpan unscale_in_memory = {};
+  double limit = std::numeric_limits<double>::infinity();
+  // Optional, two fp64: replace `unscale` and `limit`, and are read when the launch runs.
+  ConstSpan arguments_in_memory = {};
 };
 // out[n] += the sum of x[t, n] over t: the gradient of a bias.
 struct ColumnSum {

@@ -264,6 +264,7 @@ if ((nightly)); then
   else
     closing_lines+=("kills of a save: left out, since strace is missing")
   fi
+  phase "faults in every phase" python3 -B test/process/faults_test.py "$(program_path mtrain)" "$(program_path mtrain-launch)" --nightly
   phase "packages of the fuzz targets" scripts/install-deps.sh --fuzz
   phase "build: fuzz" build_fuzzers
   phase "fuzz targets" run_fuzzers

@@ -11,10 +11,12 @@
 #include <vector>
 
 #include <fmt/core.h>
+#include <fmt/ranges.h>
 
 #include "apps/command_line.h"
 #include "apps/prepare.h"
 #include "apps/train_options.h"
+#include "base/cache_folder.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/standard_streams.h"
@@ -22,6 +24,7 @@
 #include "event_reporter.h"
 #include "launch/agent.h"
 #include "launch/continue_command.h"
+#include "launch/host_checks.h"
 #include "launch/host_gpus.h"
 #include "launch/job_token.h"
 #include "metrics_endpoint.h"
@@ -131,14 +134,15 @@ std::string unsaved_after(const plan::FolderOptions& folders) {
 
 // Writes into run.json what the launcher knows better than rank 0, which may be dead.
 void record_failure(const std::string& run_dir, const launch::JobFailure& f) {
-  storage::JobEnd end{
-      .job = f.job,
-      .state = f.interrupted ? storage::RunState::interrupted : storage::RunState::failed,
-      .exit_code = f.exit_code,
-      .step = f.step,
-      .culprit = storage::RunCulprit{.rank = f.culprit.value_or(-1),
-                                     .host = f.culprit ? host_name() : "",
-                                     .message = f.message}};
+  storage::JobEnd end{.job = f.job,
+                      .state = f.interrupted ? storage::RunState::interrupted
+                               : f.restarts  ? storage::RunState::restarting
+                                             : storage::RunState::failed,
+                      .exit_code = f.exit_code,
+                      .step = f.step,
+                      .culprit = storage::RunCulprit{.rank = f.culprit.value_or(-1),
+                                                     .host = f.culprit ? host_name() : "",
+                                                     .message = f.message}};
   try {
     storage::record_job_end(run_dir, end);
   } catch (const std::exception& e) {
@@ -151,6 +155,16 @@ struct LaunchedRun {
   plan::FolderOptions folders;
   std::vector<std::string> on_event;  // launch.on_event
 };
+
+// Refuses a host on which ranks cannot work: a full disk, too few descriptors.
+void check_this_host(const std::string& run_dir, int ranks) {
+  launch::HostCheckOptions options{.ranks = ranks, .run_folder = run_dir, .rates = {}};
+  if (const auto cache = cache_folder()) options.rates = *cache / ("gemm-rate-" + host_name());
+  const auto faults = launch::faults_of(launch::check_host(options));
+  if (!faults.empty())
+    throw RunError(
+        fmt::format("ranks cannot work on {}: {}", host_name(), fmt::join(faults, "; ")));
+}
 
 // Checks the recipe, and reports its mistakes once, before any rank starts. Sets the environment
 // variables of the ranks: launch.env, and those that must be set before a rank's process begins.
@@ -171,7 +185,10 @@ LaunchedRun check_recipe(const TrainOptions& training, launch::AgentOptions& o) 
       print_warning("mtrain-launch",
                     fmt::format("the environment's value of {} overrides the recipe's", name));
   o.environment = std::move(env);
-  if (training.runs()) o.shared_token = fs::path(run_plan.folders.run_dir) / ".token";
+  if (training.runs()) {
+    check_this_host(run_plan.folders.run_dir, o.ranks_per_node);
+    o.shared_token = fs::path(run_plan.folders.run_dir) / ".token";
+  }
   o.unsaved = [folders = run_plan.folders] { return unsaved_after(folders); };
   // One of the hosts writes it, with what its launcher knows.
   if (o.node == 0)

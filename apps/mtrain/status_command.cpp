@@ -124,7 +124,8 @@ std::string status_text(const std::string& name, const RunRecord& run,
   if (run.exit_code && run.state != RunState::done)
     text += fmt::format("exit code {}\n", *run.exit_code);
   if (run.culprit) {
-    const bool earlier = run.state == RunState::running || run.state == RunState::lost;
+    const bool earlier = run.state == RunState::running || run.state == RunState::restarting ||
+                         run.state == RunState::lost;
     text += printable(fmt::format("{}{}{}\n", earlier ? "the attempt before: " : "",
                                   run.culprit->host.empty() ? "" : run.culprit->host + ": ",
                                   run.culprit->message));

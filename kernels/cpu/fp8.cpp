@@ -148,10 +148,16 @@ void run(const UpdateScales& a) {
   check("scales", "history", a.history_CL, a.C * a.L, DType::f32);
   check("scales", "scale", a.scale_C, a.C, DType::f32);
   check("scales", "inverse", a.inverse_C, a.C, DType::f32);
+  if (a.grad_scale) check("scales", "grad_scale", a.grad_scale, 1, DType::f32);
   MT_CHECK(a.place >= 0 && a.place < a.L, "scales: place {} of {}", a.place, a.L);
+  const bool skipped = a.grad_scale && !std::isfinite(*a.grad_scale.as<float>());
   for (int64_t c = 0; c < a.C; ++c) {
     float &amax = a.amax_C.as<float>()[c], &scale = a.scale_C.as<float>()[c];
     float* history = a.history_CL.as<float>() + c * a.L;
+    if (skipped && *std::max_element(history, history + a.L) > 0) {
+      amax = 0;
+      continue;
+    }
     history[a.place] = amax;
     const float decides = a.most_recent ? amax : *std::max_element(history, history + a.L);
     amax = 0;

@@ -33,15 +33,19 @@ void run(const ClipScale& a) {
   check("clip", "norm", a.norm, 1, DType::f32);
   check("clip", "scale", a.scale, 1, DType::f32);
   if (a.loss) check("clip", "loss", a.loss, 1, DType::f64);
-  if (a.unscale_in_memory) check("clip", "unscale", a.unscale_in_memory, 1, DType::f64);
-  const double unscale = a.unscale_in_memory ? *a.unscale_in_memory.as<double>() : a.unscale;
+  if (a.arguments_in_memory) check("clip", "arguments", a.arguments_in_memory, 2, DType::f64);
+  const double* in_memory = a.arguments_in_memory.as<double>();
+  const double unscale = in_memory ? in_memory[0] : a.unscale;
+  const double limit = in_memory ? in_memory[1] : a.limit;
   constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
   const double* squares = a.sum_squares.as<double>();
   const double norm = std::sqrt(squares[0]) * unscale;
   const bool copies_finite = a.sum_squares.count < 2 || std::isfinite(squares[1]);
   *a.norm.as<float>() = copies_finite ? float(norm) : kNaN;
   // The fp32 norm decides, since the host reads it: host and optimizer then never disagree.
-  if (!std::isfinite(*a.norm.as<float>()) || (a.loss && !std::isfinite(*a.loss.as<double>()))) {
+  const float seen = *a.norm.as<float>();
+  if (!std::isfinite(seen) || double(seen) > limit ||
+      (a.loss && !std::isfinite(*a.loss.as<double>()))) {
     *a.scale.as<float>() = kNaN;
     return;
   }

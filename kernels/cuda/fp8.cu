@@ -227,13 +227,21 @@ __global__ void __launch_bounds__(kThreads, VECTORS && sizeof(T) <= 2 ? kBlocks 
   if (threadIdx.x == 0) partials[blockIdx.x] = most;
 }
 
-__global__ void update_scales(float* amax, float* history, int64_t tensors, int64_t length,
-                              int64_t place, bool most_recent, ScaleRule rule, float* scale,
-                              float* inverse) {
+__global__ void update_scales(const float* grad_scale, float* amax, float* history, int64_t tensors,
+                              int64_t length, int64_t place, bool most_recent, ScaleRule rule,
+                              float* scale, float* inverse) {
   wait_for_previous_kernel();
   const int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i >= tensors) return;
   float* const ring = history + i * length;
+  if (grad_scale && !isfinite(*grad_scale)) {
+    float known = 0;
+    for (int64_t l = 0; l < length; ++l) known = fmaxf(known, ring[l]);
+    if (known > 0) {
+      amax[i] = 0;
+      return;
+    }
+  }
   ring[place] = amax[i];
   float decides = amax[i];
   for (int64_t l = 0; !most_recent && l < length; ++l) decides = fmaxf(decides, ring[l]);
@@ -314,9 +322,9 @@ void run(const TransposeFloat8& a, CUstream_st* stream) {
 void run(const UpdateScales& a, CUstream_st* stream) {
   if (a.C == 0) return;
   MT_LAUNCH_DEPENDENT(update_scales, blocks_for(a.C, kThreads), kThreads, 0, stream,
-                      data<float>(a.amax_C), data<float>(a.history_CL), a.C, a.L, a.place,
-                      a.most_recent, rule_of(a.type, a.margin), data<float>(a.scale_C),
-                      data<float>(a.inverse_C));
+                      data<float>(a.grad_scale), data<float>(a.amax_C), data<float>(a.history_CL),
+                      a.C, a.L, a.place, a.most_recent, rule_of(a.type, a.margin),
+                      data<float>(a.scale_C), data<float>(a.inverse_C));
 }
 
 }  // namespace mtrain::kernels::cuda

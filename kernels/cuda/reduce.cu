@@ -75,16 +75,16 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void clip(const double* sum_squares, const double* copies, const double* loss,
-                     float* norm, float* scale, float max_norm, double unscale,
-                     const double* unscale_in_memory) {
-  if (unscale_in_memory) unscale = *unscale_in_memory;
+                     float* norm, float* scale, float max_norm, double unscale, double limit,
+                     const double* arguments_in_memory) {
+  if (arguments_in_memory) unscale = arguments_in_memory[0], limit = arguments_in_memory[1];
   const float nan = __uint_as_float(0x7fc00000u);
   const double root = sqrt(*sum_squares) * unscale;
   const float seen = copies && !isfinite(*copies) ? nan : float(root);
   *norm = seen;
   const double fitting = double(max_norm) / (root + 1e-6);
   // The fp32 norm decides, since the host reads it: host and optimizer then never disagree.
-  if (!isfinite(seen) || (loss && !isfinite(*loss)))
+  if (!isfinite(seen) || double(seen) > limit || (loss && !isfinite(*loss)))
     *scale = nan;
   else
     *scale = float(unscale * (max_norm == 0 || fitting > 1 ? 1.0 : fitting));
@@ -130,7 +130,8 @@ void run(const ClipScale& a, CUstream_st* stream) {
   const double* squares = data<double>(a.sum_squares);
   const double* copies = a.sum_squares.count > 1 ? squares + 1 : nullptr;
   MT_LAUNCH(clip, 1, 1, 0, stream, squares, copies, data<double>(a.loss), data<float>(a.norm),
-            data<float>(a.scale), a.max_norm, a.unscale, data<double>(a.unscale_in_memory));
+            data<float>(a.scale), a.max_norm, a.unscale, a.limit,
+            data<double>(a.arguments_in_memory));
 }
 
 }  // namespace mtrain::kernels::cuda

@@ -1,6 +1,7 @@
 #include "base/crashes.h"
 
 #include <execinfo.h>
+#include <fcntl.h>
 #include <link.h>
 #include <unistd.h>
 #include <algorithm>
@@ -78,6 +79,80 @@ void write_to_stderr(std::string_view text) {
   }
 }
 
+// Reads /proc/self/maps line by line, without allocations.
+class MapsReader {
+ public:
+  MapsReader() : fd_(::open("/proc/self/maps", O_RDONLY | O_CLOEXEC)) {}
+  ~MapsReader() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  // Returns a line, which is valid until the next call; an empty one at the end.
+  std::string_view next() {
+    if (fd_ < 0) return {};
+    while (true) {
+      const std::string_view rest(buffer_ + begin_, end_ - begin_);
+      const size_t length = rest.find('\n');
+      if (length != std::string_view::npos) {
+        begin_ += length + 1;
+        return rest.substr(0, length + 1);
+      }
+      std::memmove(buffer_, rest.data(), rest.size());
+      begin_ = 0, end_ = rest.size();
+      const ssize_t n = ::read(fd_, buffer_ + end_, sizeof buffer_ - end_);
+      if (n <= 0) return {};
+      end_ += size_t(n);
+    }
+  }
+
+ private:
+  const int fd_;
+  size_t begin_ = 0, end_ = 0;
+  char buffer_[8192];
+};
+
+// Takes a hexadecimal number off the begin of a text.
+uintptr_t take_hex(std::string_view& text) {
+  uintptr_t n = 0;
+  for (; !text.empty(); text.remove_prefix(1)) {
+    const char c = text.front();
+    if (c >= '0' && c <= '9')
+      n = n * 16 + uintptr_t(c - '0');
+    else if (c >= 'a' && c <= 'f')
+      n = n * 16 + uintptr_t(c - 'a' + 10);
+    else
+      break;
+  }
+  return n;
+}
+
+// Finds the module of an address in a library that was loaded after report_crashes(). The kernel
+// lists the parts of a library in order, and the first one begins at its base.
+bool find_later_module(uintptr_t at, Module& found) {
+  MapsReader maps;
+  found.name[0] = 0;
+  for (std::string_view line = maps.next(); !line.empty(); line = maps.next()) {
+    std::string_view rest = line.substr(0, line.size() - 1);
+    const uintptr_t begin = take_hex(rest);
+    rest.remove_prefix(std::min<size_t>(rest.size(), 1));  // "-"
+    const uintptr_t end = take_hex(rest);
+    const size_t path = rest.find('/');
+    if (path == std::string_view::npos) {
+      found.name[0] = 0;
+      continue;
+    }
+    // A long path keeps its end.
+    std::string_view name = rest.substr(path);
+    if (name.size() >= sizeof found.name) name.remove_prefix(name.size() - sizeof found.name + 1);
+    if (name != found.name) {
+      std::memcpy(found.name, name.data(), name.size());
+      found.name[name.size()] = 0;
+      found.base = begin;
+    }
+    if (at >= begin && at < end) return true;
+  }
+  return false;
+}
+
 void add_frames(CrashText& text) {
   void* frames[kMaxFrames];
   const int count = ::backtrace(frames, kMaxFrames);
@@ -90,6 +165,8 @@ void add_frames(CrashText& text) {
       return at >= module.begin && at < module.end;
     });
     text << "\n  at ";
+    Module later;
+    if (m == end && find_later_module(at, later)) m = &later;
     if (m == end)
       (text << "0x").number(at, 16);
     else

@@ -20,7 +20,7 @@ namespace mtrain {
 
 namespace {
 
-constexpr uint64_t kMagic = 0x3165736c7570746dull;  // "mtpulse1": a new layout gets a new number
+constexpr uint64_t kMagic = 0x3265736c7570746dull;  // "mtpulse2": a new layout gets a new number
 constexpr size_t kTimes = 64;                       // steps whose median is known
 // The first steps of a start are slower: memory is touched first, and GEMMs are measured.
 constexpr int64_t kSlowSteps = 2;
@@ -71,10 +71,10 @@ struct LaunchWords {
 
 }  // namespace
 
-// The layout of version 1. Every member is a word, which one store changes.
+// The layout of version 2. Every member is a word, which one store changes.
 struct Pulse::Page {
   Word magic, bytes, rank, pid;
-  Word phase, step, last_step, began, limit, progress, updates, step_s, median_s;
+  Word phase, step, done_step, last_step, began, limit, progress, updates, step_s, median_s;
   Word memory, memory_peak, exposed;
   Word streams, launches, written;
   std::array<StreamWords, kStreams> stream;
@@ -146,8 +146,8 @@ std::shared_ptr<Pulse> Pulse::of_process(int rank) {
   auto pulse = inherited(rank);
   if (!pulse) pulse = make(rank);
   Page& page = *pulse->page_;
-  for (Word* word : {&page.phase, &page.step, &page.last_step, &page.limit, &page.updates,
-                     &page.step_s, &page.median_s})
+  for (Word* word : {&page.phase, &page.step, &page.done_step, &page.last_step, &page.limit,
+                     &page.updates, &page.step_s, &page.median_s})
     *word = 0;
   page.pid = uint64_t(getpid());
   return pulse;
@@ -186,6 +186,7 @@ PulseGlance Pulse::glance() const {
   s.progress = page_->progress;
   s.phase = phase_in(page_->phase);
   s.step = int64_t(page_->step.load());
+  s.done_step = int64_t(page_->done_step.load());
   s.in_slow_step = s.phase == PulsePhase::step && int64_t(page_->updates.load()) < kSlowSteps;
   s.work = page_->written;
   for (const StreamWords& stream : page_->stream)
@@ -201,6 +202,7 @@ PulseState Pulse::copy(const Page& p) {
   s.pid = int64_t(p.pid.load());
   s.phase = phase_in(p.phase);
   s.step = int64_t(p.step.load()), s.last_step = int64_t(p.last_step.load());
+  s.done_step = int64_t(p.done_step.load());
   s.began = double_in(p.began);
   s.updates = int64_t(p.updates.load());
   s.step_s = double_in(p.step_s), s.median_step_s = double_in(p.median_s);
@@ -248,6 +250,9 @@ void Pulse::at(PulsePhase phase, int64_t step) {
   page_->progress.fetch_add(1);
   page_->phase = uint64_t(phase);
   page_->step = uint64_t(step);
+  // A step that begins is not done; after step_done() its number stays.
+  const auto done = uint64_t(std::max<int64_t>(0, phase == PulsePhase::step ? step - 1 : step));
+  if (done > page_->done_step) page_->done_step = done;
   set_double(page_->began, seconds_now());
   set_double(page_->limit, limit(phase));
 }
@@ -264,6 +269,7 @@ void Pulse::step_done(double seconds) {
   median_ = *middle;
   set_double(page_->step_s, seconds);
   set_double(page_->median_s, median_);
+  page_->done_step = page_->step.load();
   page_->updates.fetch_add(1);
 }
 

@@ -37,6 +37,7 @@ struct PulseState {
   uint64_t progress = 0;                 // changes with each activity that begins
   uint64_t launches = 0;                 // enqueued so far, on all streams
   int64_t updates = 0;                   // steps that this process has made
+  int64_t done_step = 0;                 // the last step that is done, as far as it is known
   double step_s = 0, median_step_s = 0;  // of the last steps; 0: unknown
   int64_t memory = 0, memory_peak = 0;   // bytes of the device
   double exposed_s = -1;                 // exposed communication of a step; -1: unknown
@@ -51,7 +52,7 @@ struct PulseState {
 // What a watcher reads often.
 struct PulseGlance {
   PulsePhase phase = PulsePhase::none;
-  int64_t step = 0;
+  int64_t step = 0, done_step = 0;
   double limit_s = 0;
   uint64_t progress = 0;  // changes with each activity that begins
   // Changes with what is launched, what is done, and what is written. Launches of the stream

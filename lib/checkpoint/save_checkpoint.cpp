@@ -114,6 +114,7 @@ void write_state(const SavedState& saved, const SaveOptions& options, const fs::
   if (progress.updated_samples != progress.samples)
     state.set(kUpdatedSamples, progress.updated_samples);
   if (!progress.loss_scale.empty()) state.set(kLossScale, progress.loss_scale);
+  if (!progress.spikes.empty()) state.set(kSpikes, progress.spikes);
   state.set(kRanks, saved.ranks);
   if (!saved.float8.empty()) state.set(kFloat8Scales, saved.float8);
   state.set(storage::kRecipeEntry, options.recipe);
@@ -181,6 +182,7 @@ fs::path save_checkpoint(const CheckpointParts& t, const TrainProgress& progress
           meetings.during_work();
         },
         [&](const std::function<void()>& work) { meetings.run(work); });
+    if (!first && options.on_commit) options.on_commit("report");
   });
   const SavedState state = saved_state(t, progress);
   // They have the size of index.json together: no other rank needs them.

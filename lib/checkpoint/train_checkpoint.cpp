@@ -175,6 +175,7 @@ TrainProgress read_progress(const recipe::ModelSource& models, const fs::path& f
     p.samples = p.steps_done * batch, p.updated_samples = p.updates * batch;
   }
   if (state.contains(kLossScale)) p.loss_scale = state.text(kLossScale);
+  if (state.contains(kSpikes)) p.spikes = state.text(kSpikes);
   return p;
 }
 

@@ -48,11 +48,12 @@ struct CheckpointParts {
 
 struct TrainProgress {
   int64_t steps_done = 0;
-  int64_t updates = 0;  // steps that were not skipped because of an overflow in fp16
+  int64_t updates = 0;  // steps that were not skipped
   // The samples of all steps, and of the updates alone. They are not multiples of the batch if the
   // run has changed its size.
   int64_t samples = 0, updated_samples = 0;
   std::string loss_scale;  // the text of LossScaler::save(); empty without a loss scale
+  std::string spikes;      // the text of SpikeGuard::save(); empty without a guard
 };
 
 struct SaveOptions {
@@ -66,7 +67,7 @@ struct SaveOptions {
   // Called with the name of each moment of a save; may be empty. On each rank there is "write",
   // before it writes its files, and on rank 0 there are the steps of CheckpointWriter::commit(). A
   // save in the background also has "stage", when the copies are enqueued, and "block", after each
-  // part of at most 16 MiB. Ranks other than 0 have "report", before they report to rank 0.
+  // part of at most 16 MiB. Ranks other than 0 have "report", when they have written their files.
   std::function<void(std::string_view)> on_commit;
 };
 

@@ -131,6 +131,8 @@ class DeviceBackend {
   virtual std::shared_ptr<void> host_memory(int64_t bytes);
   // Called before timings are taken, and again at the begin of each timed step.
   virtual void begin_timings() {}
+  // Later work of the compute stream takes this many times its processor time, on a CPU.
+  virtual void set_compute_slowdown(double /*factor*/) {}
   // Marks the host's work until pop_range() with a name, for a profiler that watches the process.
   // Ranges nest. A backend without a profiler ignores them.
   virtual void push_range(const char* /*name*/) {}

@@ -84,6 +84,7 @@ Device::Scope::Scope(Device& device, const std::string& name)
   device_.scope_ = std::make_shared<const std::string>(outer_ ? *outer_ + " > " + name : name);
 }
 
+void Device::set_compute_slowdown(double factor) { backend_->set_compute_slowdown(factor); }
 void Device::push_range(const char* name) { backend_->push_range(name); }
 void Device::pop_range() { backend_->pop_range(); }
 

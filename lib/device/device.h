@@ -73,6 +73,9 @@ class Device {
   bool own_grouped_gemm() const { return own_grouped_gemm_; }
   bool ranges() const { return ranges_; }  // whether a profiler sees scopes and launches
 
+  // On a CPU, makes later work of the compute stream take this many times its processor time.
+  void set_compute_slowdown(double factor);
+
   // How matmuls and attention that are launched from now on multiply two bf16 operands. Absent on a
   // GPU, which has only one method.
   std::optional<Bf16Arithmetic> bf16_arithmetic() const {

@@ -218,8 +218,11 @@ class Attempt {
       if (!cause || earlier()) cause = &c, error = std::move(e);
     }
     if (!cause) return failure(1, {}, "");
-    const std::string message = cause_of(*cause, error);
+    // A rank that was stopped cannot say why the others wait for it in vain.
+    const bool waited = error && error->kind == ErrorKind::comm && !stopped_.empty();
+    const std::string message = waited ? stopped_text() : cause_of(*cause, error);
     std::string text = "mtrain-launch: error: " + message;
+    if (waited) text += "\n  then " + cause_of(*cause, error);
     if (error && !error->hint.empty()) text += "\n  hint: " + error->hint;
     if (error) text += lines_below(fmt::format("rank {} was at", cause->rank), error->frames);
     // A rank that died could not write them.
@@ -234,8 +237,8 @@ class Attempt {
     const bool usage =
         cause->status && WIFEXITED(*cause->status) &&
         (WEXITSTATUS(*cause->status) == kUsage || WEXITSTATUS(*cause->status) == kNotRun);
-    return failure(usage || (error && error->kind == ErrorKind::user) ? 2 : 1, cause->rank,
-                   message);
+    return failure(usage || (error && error->kind == ErrorKind::user) ? 2 : 1,
+                   waited ? stopped_.front() : cause->rank, message);
   }
 
   JobFailure failure(int exit_code, std::optional<int> culprit, const std::string& message) const {
@@ -254,6 +257,13 @@ class Attempt {
     std::string text = fmt::format("\n  {}:", title);
     for (const std::string& line : lines) text += "\n    " + line;
     return text;
+  }
+
+  std::string stopped_text() const {
+    const PulseState state = pulses_.state(stopped_.front());
+    return fmt::format(
+        "rank {} on {} is stopped: {}", stopped_.front(), host_name(),
+        state.phase == PulsePhase::none ? "it has not met the other ranks" : phase_text(state));
   }
 
   // Whether a rank has reported an error that is not about its peers. What hangs is then its end.
@@ -345,6 +355,7 @@ class Attempt {
     env["MASTER_PORT"] = std::to_string(job_.store.port());
     env["MTRAIN_JOB_ID"] = job_.id;
     env["MTRAIN_RESTART_COUNT"] = std::to_string(number_);
+    env["MTRAIN_RESTARTS_LEFT"] = std::to_string(std::max(0, o_.max_restarts - number_));
     env[kServedVariable] = job_.store.serves() ? "1" : "0";
     env[kJobNameVariable] = o_.run_id;
     env["MTRAIN_ERROR_FILE"] = c.error_file.string();
@@ -469,6 +480,7 @@ class Attempt {
       const bool stopped = job_.ends.signal() && ended_by_signal(c);
       if (ended_well(c) || failed_at_ || stopped) continue;
       failed_at_ = Clock::now();
+      stopped_ = pulses_.stopped();
       job_.store.fail(cause_of(c, read_error_file(c.error_file)));
     }
   }
@@ -521,6 +533,7 @@ class Attempt {
   RankPulses pulses_;
   std::optional<Hang> hang_;
   std::optional<Clock::time_point> failed_at_;
+  std::vector<int> stopped_;  // ranks of this host, at the first failure
   bool killed_by_user_ = false;
 };
 
@@ -601,9 +614,9 @@ int run_starts(const AgentOptions& o, JobState& job) {
     // Input that worked at the first start is not a user's mistake at a later one.
     if (number > 0) failure.exit_code = 1;
     const int code = failure.exit_code;
+    failure.restarts = code != 2 && !signal && number < o.max_restarts;
     tell_failure(failure);
-    const bool restarts = code != 2 && !signal && number < o.max_restarts;
-    if (!restarts) {
+    if (!failure.restarts) {
       if (code != 2) tell_unsaved();
       return code;
     }

@@ -20,7 +20,8 @@ struct JobFailure {
   std::string job;  // the variable MTRAIN_JOB_ID of its ranks
   int exit_code = 1;
   bool interrupted = false;
-  int64_t step = 0;            // the last step that a rank of this host has begun
+  bool restarts = false;       // the launcher starts the ranks again
+  int64_t step = 0;            // the last step that a rank of this host has done
   std::optional<int> culprit;  // the rank that is the cause, if one is known
   std::string message;
 };

@@ -3,6 +3,7 @@
 #include <charconv>
 #include <cstdlib>
 #include <functional>
+#include <limits>
 #include <optional>
 
 #include "base/error.h"
@@ -120,6 +121,9 @@ Job read_job(bool by_hand) {
   Job job;
   for (const char* count : {"MTRAIN_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"})
     if (variable(count)) job.restarts = number_of_variable(count, 0, kMaxRanks);
+  if (variable("MTRAIN_RESTARTS_LEFT"))
+    job.restarts_left =
+        number_of_variable("MTRAIN_RESTARTS_LEFT", 0, std::numeric_limits<int>::max());
   job.id = job_id();
   job.token = variable(kTokenVariable).value_or("");
   job.name = variable(kJobNameVariable).value_or("");

@@ -11,6 +11,7 @@ struct Job {
   std::string master_addr = "localhost";
   bool launched = false;  // started by a launcher; without one the job has one rank
   int restarts = 0;       // how often the launcher has restarted all ranks
+  int restarts_left = 0;  // how often it may still do so
   // Identifies this host's launcher: it is the same after every restart, and unique to this job.
   // Empty without a launcher that restarts ranks.
   std::string id;

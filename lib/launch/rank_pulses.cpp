@@ -1,7 +1,10 @@
 #include "launch/rank_pulses.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
+#include <system_error>
+#include <utility>
 
 #include <fmt/ranges.h>
 
@@ -29,6 +32,21 @@ bool is_stopped(int64_t pid) {
          (line[name + 2] == 'T' || line[name + 2] == 't');
 }
 
+// Returns whether a thread of the process waits for a disk or a file server: the kernel reports an
+// uninterruptible sleep.
+bool waits_for_files(int64_t pid) {
+  std::error_code error;
+  const std::filesystem::path threads = fmt::format("/proc/{}/task", pid);
+  for (const auto& thread : std::filesystem::directory_iterator(threads, error)) {
+    std::ifstream file(thread.path() / "stat");
+    std::string line;
+    std::getline(file, line);
+    const size_t name = line.rfind(')');
+    if (name != std::string::npos && name + 2 < line.size() && line[name + 2] == 'D') return true;
+  }
+  return false;
+}
+
 const char* setting_of(PulsePhase phase) {
   switch (phase) {
     case PulsePhase::none:
@@ -48,11 +66,13 @@ bool has_progressed(const PulseGlance& before, const PulseGlance& now) {
   return now.progress != before.progress || (work_counts && now.work != before.work);
 }
 
+}  // namespace
+
 // A rank as the report sees it.
-struct Seen {
+struct RankPulses::Seen {
   PulseState state;
   double quiet_s = 0;
-  bool stopped = false;
+  bool stopped = false, waits_for_files = false;
 
   bool waits_for_others() const {
     const PulseState::Launch* at = state.current();
@@ -62,7 +82,7 @@ struct Seen {
 
 // Returns the ranks that the others wait for: those that are stopped, else those that have made
 // fewer steps, else those that do not communicate. Empty: all ranks are alike.
-std::vector<const Seen*> late_ones(const std::vector<Seen>& all) {
+std::vector<const RankPulses::Seen*> RankPulses::late_ones(const std::vector<Seen>& all) {
   const auto those = [&](auto&& which) {
     std::vector<const Seen*> found;
     for (const Seen& s : all)
@@ -78,8 +98,6 @@ std::vector<const Seen*> late_ones(const std::vector<Seen>& all) {
   late = those([&](const Seen& s) { return s.state.step == first; });
   return late.empty() ? those([](const Seen& s) { return !s.waits_for_others(); }) : late;
 }
-
-}  // namespace
 
 int RankPulses::add(int rank) {
   ranks_.push_back({.rank = rank, .pulse = Pulse::make(rank)});
@@ -109,23 +127,45 @@ std::optional<Hang> RankPulses::look(Clock::time_point now) {
   for (Rank& r : ranks_) {
     if (!r.alive) continue;
     const PulseGlance seen = r.pulse->glance();
-    r.quiet = has_progressed(r.seen, seen) ? 0s : r.quiet + std::min(gap, kLongestGap);
+    const bool progressed = has_progressed(r.seen, seen);
+    r.quiet = progressed ? 0s : r.quiet + std::min(gap, kLongestGap);
+    if (progressed) r.stalled = 0s;
     r.seen = seen;
     hangs = hangs || (seen.limit_s > 0 && r.quiet.count() > seen.limit_s);
   }
-  return hangs ? std::optional(describe()) : std::nullopt;
+  if (!hangs || forgive_stall()) return std::nullopt;
+  return describe();
 }
 
-Hang RankPulses::describe() const {
+bool RankPulses::forgive_stall() {
+  const std::vector<Seen> all = look_at_all();
+  const std::vector<const Seen*> late = late_ones(all);
+  const bool stall = !late.empty() && std::ranges::all_of(late, [](const Seen* s) {
+    return !s->stopped && s->waits_for_files;
+  });
+  if (!stall) return false;
+  for (const Rank& r : ranks_)
+    if (r.alive && r.stalled + r.quiet > kLongestStall) return false;
+  for (Rank& r : ranks_) r.stalled += std::exchange(r.quiet, 0s);
+  return true;
+}
+
+std::vector<RankPulses::Seen> RankPulses::look_at_all() const {
   std::vector<Seen> all;
   for (const Rank& r : ranks_) {
     if (!r.alive) continue;
-    Seen seen{.state = r.pulse->state(), .quiet_s = r.quiet.count()};
+    Seen seen{.state = r.pulse->state(), .quiet_s = (r.stalled + r.quiet).count()};
     // The rank may be a program that the started one has started.
     if (seen.state.pid == 0) seen.state.pid = r.pid;
     seen.stopped = is_stopped(seen.state.pid) || is_stopped(r.pid);
+    seen.waits_for_files = waits_for_files(seen.state.pid);
     all.push_back(std::move(seen));
   }
+  return all;
+}
+
+Hang RankPulses::describe() const {
+  const std::vector<Seen> all = look_at_all();
   Hang hang;
   const std::vector<const Seen*> late = late_ones(all);
   // The limit that is exceeded may be that of a rank that waits.
@@ -149,6 +189,8 @@ Hang RankPulses::describe() const {
                           setting_of(over->state.phase), over->state.limit_s);
   if (shown.stopped)
     hang.hint = "a signal (SIGSTOP), a debugger or the batch system has stopped it; " + hang.hint;
+  if (shown.waits_for_files)
+    hang.hint = "it waits for a disk or a file server (state D); " + hang.hint;
   if (late.empty())
     hang.hint = (all.size() > 1 ? "no rank of this host is later than the others; "
                                 : "it waits for ranks of other hosts; ") +
@@ -165,6 +207,15 @@ Hang RankPulses::describe() const {
   return hang;
 }
 
+std::vector<int> RankPulses::stopped() const {
+  std::vector<int> ranks;
+  for (const Rank& r : ranks_) {
+    const int64_t pid = r.pulse->state().pid;
+    if (r.alive && (is_stopped(r.pid) || (pid > 0 && is_stopped(pid)))) ranks.push_back(r.rank);
+  }
+  return ranks;
+}
+
 PulseState RankPulses::state(int rank) const {
   for (const Rank& r : ranks_)
     if (r.rank == rank) return r.pulse->state();
@@ -173,7 +224,7 @@ PulseState RankPulses::state(int rank) const {
 
 int64_t RankPulses::last_step() const {
   int64_t last = 0;
-  for (const Rank& r : ranks_) last = std::max(last, r.pulse->glance().step);
+  for (const Rank& r : ranks_) last = std::max(last, r.pulse->glance().done_step);
   return last;
 }
 

@@ -31,13 +31,18 @@ class RankPulses {
   void ended(int rank);
 
   // Returns what hangs: a rank has made no progress for longer than it has said itself. Call it
-  // several times per second: the time in which this process was stopped does not count.
+  // several times per second: the time in which this process was stopped does not count. A rank
+  // that waits for a disk or a file server does not hang until kLongestStall.
   std::optional<Hang> look(Clock::time_point now);
 
   // The pages of all ranks of this host, for readers in other threads.
   std::vector<std::shared_ptr<const Pulse>> pages() const;
+
+  static constexpr std::chrono::duration<double> kLongestStall = std::chrono::minutes(10);
+
+  std::vector<int> stopped() const;  // the ranks that a signal or a debugger has stopped
   PulseState state(int rank) const;
-  int64_t last_step() const;  // the last step that a rank has made or begun
+  int64_t last_step() const;  // the last step that a rank has done
 
  private:
   struct Rank {
@@ -46,8 +51,14 @@ class RankPulses {
     bool alive = false;
     std::shared_ptr<Pulse> pulse;
     PulseGlance seen = {};
-    std::chrono::duration<double> quiet{0};  // since its last progress
+    std::chrono::duration<double> quiet{0};    // since its last progress
+    std::chrono::duration<double> stalled{0};  // quiet times that were forgiven since then
   };
+  struct Seen;
+  std::vector<Seen> look_at_all() const;
+  static std::vector<const Seen*> late_ones(const std::vector<Seen>& all);
+  // Whether the late ranks wait for files. All ranks then get their limit once more.
+  bool forgive_stall();
   Hang describe() const;
 
   std::vector<Rank> ranks_;

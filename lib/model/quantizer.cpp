@@ -190,7 +190,8 @@ void Quantizer::note_rows(Stream& stream) {
 }
 
 void Quantizer::end_step(Stream& stream,
-                         const std::function<void(const Tensor& amax, UnitKind of)>& over_ranks) {
+                         const std::function<void(const Tensor& amax, UnitKind of)>& over_ranks,
+                         const Tensor& grad_scale) {
   if (!all_.amax_C) return;
   weights_changed();  // the kept copies have the old scales
   const int64_t D = of_layers_, X = of_experts_;
@@ -200,7 +201,7 @@ void Quantizer::end_step(Stream& stream,
   const auto update = [&](int64_t begin, int64_t end, Role role) {
     if (begin < end)
       ops::update_scales(stream, range(begin, end), history_index_, options_.most_recent,
-                         type(role), options_.margin);
+                         type(role), options_.margin, grad_scale);
   };
   update(0, 2 * D, Role::input);
   update(2 * D, 3 * D + X, Role::gradient);

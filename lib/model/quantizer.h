@@ -101,9 +101,11 @@ class Quantizer {
   // update: weights that are gathered in 8 bits take the new scales right after the update.
   // `over_ranks` replaces each maximum by the largest over the ranks that compute with other tokens
   // or with other parts of the same weights. For experts these may be other ranks than for the rest
-  // of a layer.
+  // of a layer. `grad_scale` (fp32, one element, optional) is not finite if the update changes
+  // nothing; histories then forget the step.
   void end_step(Stream& stream,
-                const std::function<void(const Tensor& amax, UnitKind of)>& over_ranks);
+                const std::function<void(const Tensor& amax, UnitKind of)>& over_ranks,
+                const Tensor& grad_scale = {});
 
   // Forgets the maxima of a step that does not end, before its weights change.
   void drop_maxima(Stream& stream);

@@ -18,6 +18,8 @@ constexpr std::string_view kSpread = "the model has experts, and `ep_size` is ab
 constexpr std::string_view kFp16 = "`mixed_precision` is one of fp16";
 constexpr std::string_view kTimed = "timed steps of several ranks, for kinds that communicated";
 constexpr std::string_view kRanks = "timed steps of several ranks";
+constexpr std::string_view kSpeeds =
+    "every 50th step of several ranks, for `train.straggler: warn`";
 constexpr std::string_view kPaired = "timed steps in which a forward and a backward run as a pair";
 constexpr std::string_view kBackground = "a save in the background has ended since the last record";
 
@@ -74,8 +76,12 @@ constexpr MetricKey kKeys[] = {
     {"checkpoint.age_s", Record::step, "s", "time since the save of the newest checkpoint began",
      "this process has saved one"},
     {"loss_scale", Record::step, "", "factor of the loss in this step", kFp16},
-    {"skipped", Record::step, "", "1 if a gradient overflowed and nothing was updated, else 0",
-     kFp16},
+    {"skipped", Record::step, "", "1 if the step was skipped, and nothing was updated, else 0",
+     "`mixed_precision` is one of fp16, `train.on_spike` is `skip`, or there is a "
+     "`train.spike_factor`"},
+    {"grad_norm_median", Record::step, "",
+     "median of the norms before this step; null until there are 16",
+     "there is a `train.spike_factor`"},
     {"moe.aux_loss", Record::step, "", "balance loss, summed over layers", kExperts},
     {"moe.z_loss", Record::step, "", "z-loss of the routers, summed over layers", kExperts},
     {"moe.load_max", Record::step, "", "largest load of an expert over its layer's mean", kExperts},
@@ -111,6 +117,10 @@ constexpr MetricKey kKeys[] = {
     {"compute.busy_ms.max", Record::step, "ms", "the same on the rank that computed longest",
      kRanks},
     {"compute.busy_ms.max_rank", Record::step, "", "that rank", kRanks},
+    {"compute.speed.min", Record::step, "",
+     "speed of the rank that computes slowest, over that of the other ranks of its pipeline stage",
+     kSpeeds},
+    {"compute.speed.min_rank", Record::step, "", "that rank", kSpeeds},
     {"compute.starved_ms", Record::step, "ms",
      "time in which rank 0's compute stream neither computed nor waited for another stream",
      kRanks},

@@ -237,14 +237,15 @@ void quantize_part(Stream& stream, const PartOfMatrix& part, const Tensor& x, co
 }
 
 void update_scales(Stream& stream, const DelayedScales& scales, int64_t place, bool most_recent,
-                   DType type, int margin) {
+                   DType type, int margin, const Tensor& grad_scale) {
   const auto& [amax_C, history_CL, scale_C, inverse_C] = scales;
   const int64_t C = amax_C.dim(0), L = history_CL.dim(1);
   MT_SHAPE("update_scales", history_CL, {C, L});
   MT_SHAPE("update_scales", scale_C, {C});
   MT_SHAPE("update_scales", inverse_C, {C});
   enqueue(stream, "update_scales",
-          kernels::UpdateScales{.amax_C = amax_C,
+          kernels::UpdateScales{.grad_scale = grad_scale,
+                                .amax_C = amax_C,
                                 .history_CL = history_CL,
                                 .C = C,
                                 .L = L,

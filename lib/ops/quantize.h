@@ -57,11 +57,12 @@ void quantize_part(Stream& stream, const PartOfMatrix& part, const Tensor& x, co
                    const Tensor& y);
 
 // Computes the scales of the next step for C tensors, from the maxima of this step and of those
-// before it; `place` in [0, L) is this step's place in the history.
+// before it; `place` in [0, L) is this step's place in the history. With a `grad_scale` (fp32, one
+// element) that is not finite, histories stay as they are (kernels::UpdateScales).
 struct DelayedScales {
   Tensor amax_C, history_CL, scale_C, inverse_C;
 };
 void update_scales(Stream& stream, const DelayedScales& scales, int64_t place, bool most_recent,
-                   DType type, int margin);
+                   DType type, int margin, const Tensor& grad_scale = {});
 
 }  // namespace mtrain::ops

@@ -34,7 +34,7 @@ Tensor first_non_finite(Stream& stream, const Tensor& x) {
 }
 
 Clip clip_scale(Stream& stream, const Tensor& sum_squares, const Tensor& loss, float max_norm,
-                double unscale, const Tensor& unscale_1) {
+                const ClipLimits& limits) {
   MT_DTYPE("clip_scale", sum_squares, DType::f64);
   if (loss) MT_DTYPE("clip_scale", loss, DType::f64);
   Clip c{Tensor::empty(stream, {1}, DType::f32, device::MemoryCategory::buffers),
@@ -45,8 +45,9 @@ Clip clip_scale(Stream& stream, const Tensor& sum_squares, const Tensor& loss, f
                              .norm = c.norm,
                              .scale = c.scale,
                              .max_norm = max_norm,
-                             .unscale = unscale,
-                             .unscale_in_memory = unscale_1});
+                             .unscale = limits.unscale,
+                             .limit = limits.norm,
+                             .arguments_in_memory = limits.in_memory_2});
   return c;
 }
 

@@ -1,5 +1,7 @@
 // Sums and other reductions, in a fixed order.
 #pragma once
+#include <limits>
+
 #include "ops/operation.h"
 
 namespace mtrain::ops {
@@ -13,10 +15,16 @@ Tensor first_non_finite(Stream& stream, const Tensor& x);
 struct Clip {
   Tensor norm, scale;  // fp32, one element each
 };
+struct ClipLimits {
+  double unscale = 1;                                     // 1 / the loss scale
+  double norm = std::numeric_limits<double>::infinity();  // the largest norm of an update
+  // Optional, fp64 (2): replaces both, and is read when the launch runs.
+  Tensor in_memory_2 = {};
+};
 // Returns the norm and the factor that clips it to max_norm, as kernels::ClipScale defines them.
-// The factor is NaN if the norm or `loss` (fp64, one element, optional) is not finite. `unscale_1`
-// (the same) replaces `unscale`, and is read when the launch runs.
+// The factor is NaN if the norm or `loss` (fp64, one element, optional) is not finite, or if the
+// norm is above its limit.
 Clip clip_scale(Stream& stream, const Tensor& sum_squares, const Tensor& loss, float max_norm,
-                double unscale = 1, const Tensor& unscale_1 = {});
+                const ClipLimits& limits = {});
 
 }  // namespace mtrain::ops

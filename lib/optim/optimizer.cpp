@@ -15,7 +15,7 @@ std::unique_ptr<Optimizer> make_optimizer(Stream& stream, model::ParamStore& par
 
 ops::Clip clip_grad_norm(Stream& stream, model::ParamStore& params,
                          const std::function<void(const Tensor&)>& sum_parts, float max_norm,
-                         const Tensor& loss, double unscale, const Tensor& unscale_1) {
+                         const Tensor& loss, const ops::ClipLimits& limits) {
   // Copies are summed apart: they must be finite, too, and do not count.
   const Tensor totals = Tensor::empty(stream, {2}, DType::f64, device::MemoryCategory::buffers);
   ops::fill(stream, totals, 0);
@@ -23,7 +23,7 @@ ops::Clip clip_grad_norm(Stream& stream, model::ParamStore& params,
   for (const Tensor& grad : grads.counted) ops::sum_squares(stream, grad, totals.flat(0, {1}));
   for (const Tensor& grad : grads.copies) ops::sum_squares(stream, grad, totals.flat(1, {1}));
   sum_parts(totals);
-  return ops::clip_scale(stream, totals, loss, max_norm, unscale, unscale_1);
+  return ops::clip_scale(stream, totals, loss, max_norm, limits);
 }
 
 }  // namespace mtrain::optim

@@ -58,13 +58,12 @@ std::unique_ptr<Optimizer> make_optimizer(Stream& stream, model::ParamStore& par
                                           const std::function<MatrixRanks()>& ranks);
 
 // Returns the global gradient norm, and the factor that reduces it to max_norm (0: no clipping).
-// Both include the factor `unscale`, 1 / the loss scale. If a gradient of one rank is not finite,
-// the norm is not finite on any rank. The factor is NaN if the norm or `loss` (fp64, optional) is
-// not finite; an optimizer then changes nothing. `unscale_1` (fp64, optional) replaces `unscale`,
-// and is read when the launch runs. `sum_parts` sums a tensor in place over the ranks that own
-// different parts.
+// Both include the factor ClipLimits::unscale. If a gradient of one rank is not finite, the norm is
+// not finite on any rank. The factor is NaN if the norm or `loss` (fp64, optional) is not finite,
+// or if the norm is above its limit; an optimizer then changes nothing. `sum_parts` sums a tensor
+// in place over the ranks that own different parts.
 ops::Clip clip_grad_norm(Stream& stream, model::ParamStore& params,
                          const std::function<void(const Tensor&)>& sum_parts, float max_norm,
-                         const Tensor& loss = {}, double unscale = 1, const Tensor& unscale_1 = {});
+                         const Tensor& loss = {}, const ops::ClipLimits& limits = {});
 
 }  // namespace mtrain::optim

@@ -5,6 +5,7 @@
 
 #include <fmt/core.h>
 
+#include "plan/options/recipe_options.h"
 #include "recipe/recipe.h"
 
 namespace mtrain::plan {
@@ -51,8 +52,7 @@ std::optional<Obstacle> obstacle(const Recipe& r, const Layout& l) {
       {shared && deferred_fsdp2(r) && !asked,
        "micro-batches gather sharded parameters, which only true records"},
       {r.debug.trace.has_value(), "debug.trace shows every launch", Off::contradicts},
-      {r.debug.fault.at.has_value(), "debug.fault looks for a launch by its name",
-       Off::contradicts},
+      {!fault_options(r).empty(), "debug.fault looks for a launch by its name", Off::contradicts},
   });
 }
 

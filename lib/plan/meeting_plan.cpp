@@ -36,6 +36,7 @@ MeetingPlan meeting_plan(const Recipe& r, int64_t world) {
           .limits = {.start_s = r.launch.start_timeout_s,
                      .save_s = r.launch.save_timeout_s,
                      .step_s = r.launch.step_timeout_s},
+          .faults = fault_options(r),
           .recipe = compared_recipe(r)};
 }
 
@@ -45,6 +46,7 @@ MeetingPlan meeting_plan(const RunPlan& plan) {
           .device = plan.device,
           .comm = plan.comm,
           .limits = {},
+          .faults = plan.debug.faults,
           .recipe = plan.text.recipe};
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "base/pulse.h"
 #include "plan/options/device_plan.h"
@@ -23,6 +24,7 @@ struct MeetingPlan {
   DevicePlan device;
   CommOptions comm;
   PulseLimits limits;  // of the launcher for ranks that hang
+  std::vector<FaultOptions> faults;
   std::string recipe;  // printed; must be the same on all ranks
 };
 

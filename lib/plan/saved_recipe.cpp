@@ -19,7 +19,8 @@ namespace {
 // A printed recipe has every size of the model, so the folder of model.from may be gone. It has
 // been run already, so debug.strict must not refuse it. Its environment variables belong to that
 // run.
-const std::vector<std::string> kAsSaved{"~model.from", "~launch.env", "debug.strict=false"};
+const std::vector<std::string> kAsSaved{"~model.from", "~launch.env", "~debug.fault",
+                                        "debug.strict=false"};
 
 // These settings spread a model over ranks. The strategy's precision stays as it was saved.
 const std::vector<std::string> kOneRank{"~distributed.tp_size",

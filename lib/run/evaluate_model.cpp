@@ -153,7 +153,7 @@ Evaluation evaluate_on(comm::World world, const EvaluateJob& job, const RunPlan&
                    "a weight is not finite, or a value overflows its type");
   // After the evaluation, which has refused ids outside of the model's vocabulary.
   count(*samples.data, model.tokenizer.get(), e);
-  trainer.control().any(false);  // rank 0 serves the store and must end last
+  trainer.control().any(false);  // if rank 0 serves the store, it must end last
   return e;
 }
 

@@ -110,11 +110,7 @@ void Reporter::step(const train::StepStats& s, const StepFigures& figures) {
   const int64_t last = trainer_.last_step();
   const bool stays = s.step % train.log_every == 0 || s.step == last;
   const bool scaled = trainer_.plan().loss_scale.on;
-  if (s.overflowed)
-    progress_.note(
-        fmt::format("step {}: a gradient overflowed fp16 under the loss scale {}: "
-                    "nothing is updated",
-                    s.step, s.loss_scale));
+  note_skipped(s);
   progress_.update({.step = s.step,
                     .total = last,
                     .loss = s.loss,
@@ -140,10 +136,12 @@ void Reporter::step(const train::StepStats& s, const StepFigures& figures) {
       {"memory_peak.buffers", memory.usage(device::MemoryCategory::buffers).peak},
       {"memory_planned", planned_memory(trainer_.plan())}};
   add_saves(metrics);
-  if (scaled) {
-    metrics.push_back({"loss_scale", s.loss_scale});
-    metrics.push_back({"skipped", int64_t(s.overflowed)});
-  }
+  if (scaled) metrics.push_back({"loss_scale", s.loss_scale});
+  if (scaled || train.spikes.on())
+    metrics.push_back({"skipped", int64_t(s.overflowed || s.skipped)});
+  if (train.spikes.factor > 0)
+    metrics.push_back(
+        {"grad_norm_median", s.norm_median > 0 ? s.norm_median : observe::StepProgress::kUnknown});
   if (s.experts) {
     metrics.push_back({"moe.aux_loss", s.experts->balance_loss});
     metrics.push_back({"moe.z_loss", s.experts->z_loss});
@@ -162,8 +160,35 @@ void Reporter::step(const train::StepStats& s, const StepFigures& figures) {
     metrics.push_back({"memory_peak.workspace", workspace});
   std::deque<std::string> names;  // owns the names; a Metric holds a view
   if (figures.timed) add_communication(figures, metrics, names);
+  if (figures.stragglers) add_stragglers(*figures.stragglers, s.step, metrics);
   record(s.step, metrics);
   if (warm_profile_ && steps_ == kWarmUpSteps) warm_profile_->reset();
+}
+
+void Reporter::add_stragglers(const observe::StragglerFinder::Check& check, int64_t step,
+                              std::vector<observe::Metric>& metrics) {
+  if (check.slowest) {
+    metrics.push_back({"compute.speed.min", check.slowest->ratio});
+    metrics.push_back({"compute.speed.min_rank", int64_t(check.slowest->rank)});
+  }
+  for (const observe::Straggler& s : check.found)
+    log::warn(fmt::format("step {}: {} (train.straggler)", step, s.str()));
+}
+
+void Reporter::note_skipped(const train::StepStats& s) {
+  if (s.overflowed)
+    progress_.note(
+        fmt::format("step {}: a gradient overflowed fp16 under the loss scale {}: "
+                    "nothing is updated",
+                    s.step, s.loss_scale));
+  if (!s.skipped) return;
+  ++spikes_;
+  const std::string why =
+      std::isfinite(s.loss) && std::isfinite(s.grad_norm)
+          ? fmt::format("the gradient norm {:.4g} is {:.3g} times the median {:.4g}", s.grad_norm,
+                        s.grad_norm / s.norm_median, s.norm_median)
+          : fmt::format("the {} is not finite", std::isfinite(s.loss) ? "gradient" : "loss");
+  progress_.note(fmt::format("step {}: {}: the step is skipped, nothing is updated", s.step, why));
 }
 
 void Reporter::add_saves(std::vector<observe::Metric>& metrics) {
@@ -282,6 +307,9 @@ void Reporter::finish() {
   const double elapsed = seconds(Clock::now() - started_);
   note(fmt::format("{} tokens in {}; peak memory {}", human_count(double(tokens_)),
                    human_duration(elapsed), trainer_.device().allocator().peaks()));
+  if (spikes_ > 0)
+    note(fmt::format("{} of {} steps skipped: their loss or gradient was not finite, or a spike",
+                     spikes_, steps_));
   if (saves_ > 0) note(saves_text());
   if (profile_) {
     const bool warm = steps_ > kWarmUpSteps;

@@ -64,6 +64,9 @@ class Reporter {
   void open_tensorboard();
   // Writes a record of a step or of an evaluation.
   void record(int64_t step, const std::vector<observe::Metric>& metrics);
+  void note_skipped(const train::StepStats& stats);
+  void add_stragglers(const observe::StragglerFinder::Check& check, int64_t step,
+                      std::vector<observe::Metric>& metrics);
   void add_saves(std::vector<observe::Metric>& metrics);
   std::string saves_text() const;  // the saves in the background
   // Adds a timed step's communication to its metrics; `names` owns the metrics' names.
@@ -83,8 +86,8 @@ class Reporter {
   // such steps.
   std::unique_ptr<observe::Profile> profile_, warm_profile_;
   Clock::time_point started_;
-  // The steps, tokens, failed saves and communication of this process.
-  int64_t steps_ = 0, tokens_ = 0, failed_saves_ = 0, skipped_saves_ = 0;
+  // The steps, tokens, skipped steps, failed saves and communication of this process.
+  int64_t steps_ = 0, tokens_ = 0, spikes_ = 0, failed_saves_ = 0, skipped_saves_ = 0;
   Clock::duration stalled_{0}, stalled_in_step_{0};  // in all, and since the last record
   int64_t failed_copies_ = 0;                        // on the hosts themselves
   std::optional<int64_t> staged_locally_;            // bytes since the last record

@@ -76,8 +76,8 @@ class Training {
         bytes_(plan.dataset.tokenizer.assumed, ids_),
         trainer_(train::build_trainer(*device_, plan, data_, std::move(world))),
         validation_(trainer_, train::open_validation_data(plan.dataset, ids_)) {
-    if (plan.debug.fault.moment != plan::FaultOptions::Moment::none && options.job.restarts == 0)
-      fault_.emplace(plan.debug.fault, trainer_.world().rank(), *device_);
+    if (!plan.debug.faults.empty() && options.job.restarts == 0)
+      fault_.emplace(plan.debug.faults, trainer_);
     if (report_.profile && trainer_.graphs())
       trainer_.graphs()->turn_off("--profile times every launch");
     if (plan.checkpoint.consolidated != Consolidated::none)
@@ -104,7 +104,7 @@ class Training {
     // Before the ranks wait for each other: no rank then trains without these signal handlers.
     early_end_.emplace(screen_, plan_.checkpoint.at_end, pulse_.shared());
     agree_on_start();
-    if (nothing_to_do()) return all_ranks_here();  // rank 0 serves the store and must end last
+    if (nothing_to_do()) return all_ranks_here();  // if rank 0 serves the store, it must end last
     open_reports();
     make_saver();
     const std::string saving = saver_->choose();
@@ -179,6 +179,7 @@ class Training {
     note(why);
     saver_->finish_write();
     early_end_->at(Doing::ending, trainer_.steps_done());
+    if (fault_) fault_->at_end();
     // The checkpoint of a best step is saved again if it has no loss, as one from an earlier start.
     const RunSaver::Newest& newest = saver_->newest();
     const bool saved = newest.step == trainer_.steps_done() && (!new_best_ || newest.with_loss);
@@ -189,7 +190,7 @@ class Training {
     if (reporter_) reporter_->finish();
     if (!why.empty()) tell_how_to_continue();
     if (status_) status_->ended(trainer_.steps_done(), why);
-    all_ranks_here();  // rank 0 serves the store and must end last
+    all_ranks_here();  // if rank 0 serves the store, it must end last
   }
 
   void choose(const std::unique_ptr<ops::GemmTuner>& tuner) {
@@ -211,8 +212,8 @@ class Training {
     const auto timed = [&](int64_t k) {
       return trainer_.world().size() > 1 && observe::samples_step(k, t.log_every, t.time_every);
     };
-    const bool observed = profiled_ || plan_.debug.trace || timed(n) || timed(n + 1) ||
-                          plan_.debug.fault.moment != plan::FaultOptions::Moment::none;
+    const bool observed =
+        profiled_ || plan_.debug.trace || timed(n) || timed(n + 1) || !plan_.debug.faults.empty();
     const bool pauses = due(plan_.checkpoint.every_steps, step) ||
                         (local_ && due(plan_.checkpoint.local.every_steps, step)) ||
                         (validation_ && due(plan_.validation.every_steps, step)) ||
@@ -347,6 +348,7 @@ class Training {
   }
 
   void resume() {
+    if (fault_) fault_->in_load();
     require_same_files();
     saver_->set(reporter(), identity_ ? &*identity_ : nullptr);
     require_same_exchange_order(trainer_.control(), plan_);
@@ -452,6 +454,7 @@ class Training {
     if (!validation_) return;
     early_end_->at(Doing::evaluation, trainer_.steps_done());
     show(fmt::format("evaluating after step {}", trainer_.steps_done()));
+    if (fault_) fault_->before_evaluation(trainer_.steps_done());
     const auto [loss, samples] = validation_.evaluate();
     shown_no_more();
     if (plan_.checkpoint.keep_best > 0) {
@@ -578,6 +581,7 @@ void run_training(const plan::MeetingPlan& meeting, const std::function<RunPlan(
   const auto waiting = [&](const std::string& text) {
     screen->activity(text, comm::kWaitInSilence);
   };
+  fail_in_rendezvous(meeting.faults, options.job);
   comm::World world = open_world(
       meeting, options.job,
       token_source(options.job, std::filesystem::path(meeting.folders.run_dir) / ".token"),

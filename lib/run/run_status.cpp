@@ -29,6 +29,8 @@ RunStatus::RunStatus(std::filesystem::path run_folder, const launch::Job& job, c
   }
   record_.ranks = job.size;
   record_.started = storage::utc_now();
+  restarts_ = job.restarts_left > 0;
+  first_start_ = job.restarts == 0;
   record_.host = host_name();
   record_.job = job.id;
   record_.pid = ::getpid();
@@ -55,8 +57,11 @@ void RunStatus::failed(const std::exception& error) {
   if (!begun_) return;
   // The launcher knows which rank is the cause, if a peer is.
   const bool of_peer = dynamic_cast<const CommError*>(&error);
-  record_.state = RunState::failed;
-  record_.exit_code = dynamic_cast<const UserError*>(&error) ? 2 : 1;
+  // The launcher restarts ranks, but not after a mistake of the user at the first start.
+  const bool mistake = dynamic_cast<const UserError*>(&error) && first_start_;
+  record_.state = restarts_ && !mistake ? RunState::restarting : RunState::failed;
+  if (record_.state == RunState::failed)
+    record_.exit_code = dynamic_cast<const UserError*>(&error) ? 2 : 1;
   record_.culprit = storage::RunCulprit{
       .rank = of_peer ? -1 : 0, .host = of_peer ? "" : host_name(), .message = error.what()};
   write();

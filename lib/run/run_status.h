@@ -31,6 +31,7 @@ class RunStatus {
   const std::filesystem::path folder_;
   storage::RunRecord record_;
   bool begun_ = false, warned_ = false;
+  bool restarts_ = false, first_start_ = true;
 };
 
 }  // namespace mtrain::run

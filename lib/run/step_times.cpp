@@ -1,5 +1,9 @@
 #include "run/step_times.h"
 
+#include <algorithm>
+
+#include "base/file.h"
+
 namespace mtrain::run {
 
 namespace {
@@ -16,10 +20,12 @@ int64_t StepFigures::exposed_ns() const {
   return sum;
 }
 
-StepTimes::StepTimes(train::Trainer& trainer) : trainer_(trainer) {
+StepTimes::StepTimes(train::Trainer& trainer)
+    : trainer_(trainer), finds_stragglers_(trainer.plan().train.find_stragglers) {
   if (trainer_.world().size() == 1) return;
   exposure_ = std::make_unique<observe::Exposure>();
   sinks_.push_back(exposure_.get());
+  if (finds_stragglers_) sinks_.push_back(&operations_);
 }
 
 StepTimes::~StepTimes() { trainer_.device().set_timing_sink(nullptr); }
@@ -41,13 +47,37 @@ StepFigures StepTimes::step(const train::StepStats& stats) {
   last_ = stats.ended;
   ++steps_;
   time_step(steps_ + 1);  // before the sums are read: turning it off waits for the last times
-  if (!figures.timed) return figures;
+  if (figures.timed) note_timed(figures);
+  if (exposure_ && finds_stragglers_ && steps_ % observe::StragglerFinder::kEvery == 0)
+    figures.stragglers = find_stragglers();
+  return figures;
+}
+
+void StepTimes::note_timed(StepFigures& figures) {
   figures.communication = exposure_->take();
   figures.compute_ns = exposure_->take_compute_ns();
   figures.starved_ns = exposure_->take_starved_ns();
   // A rank with a profile times more steps than the others.
-  if (compares(trainer_.plan().train, steps_)) figures.largest = largest(figures);
-  return figures;
+  if (!compares(trainer_.plan().train, steps_)) return;
+  figures.largest = largest(figures);
+  computed_s_.push_back(double(figures.compute_ns) * 1e-9);
+}
+
+std::optional<observe::StragglerFinder::Check> StepTimes::find_stragglers() {
+  constexpr size_t kLeast = 3;  // steps, of which one may be disturbed
+  if (computed_s_.size() < kLeast) return {};
+  const auto middle = computed_s_.begin() + std::ptrdiff_t(computed_s_.size() / 2);
+  std::nth_element(computed_s_.begin(), middle, computed_s_.end());
+  const observe::RankWork own{.group = int(trainer_.pipeline().links().rank),
+                              .step_s = *middle,
+                              .host = host_name(),
+                              .operations = operations_.take(int64_t(computed_s_.size()))};
+  computed_s_.clear();
+  std::vector<observe::RankWork> all;
+  for (const std::string& text : trainer_.control().texts_on_first(print_work(own)))
+    all.push_back(observe::parse_work(text));
+  if (trainer_.control().rank() != 0) return {};
+  return finder_.look(all);
 }
 
 void StepTimes::time_step(int64_t n) {

@@ -9,6 +9,7 @@
 #include "comm/host_collectives.h"
 #include "observe/exposure.h"
 #include "observe/profile.h"
+#include "observe/stragglers.h"
 #include "train/trainer.h"
 
 namespace mtrain::run {
@@ -26,6 +27,8 @@ struct StepFigures {
     comm::HostCollectives::Largest step_ns, memory, exposed_ns, compute_ns;
   };
   std::optional<Largest> largest;
+  // Of the last steps; only on rank 0, and only every StragglerFinder::kEvery steps.
+  std::optional<observe::StragglerFinder::Check> stragglers;
 };
 
 // Every rank has one, and times the same steps.
@@ -45,11 +48,18 @@ class StepTimes {
   void pause();
 
  private:
+  void note_timed(StepFigures& figures);
   void time_step(int64_t n);  // turns the timing of launches on or off for step n of this process
   StepFigures::Largest largest(const StepFigures& own) const;
+  // Compares the times in which the ranks have computed. All ranks call it.
+  std::optional<observe::StragglerFinder::Check> find_stragglers();
 
   train::Trainer& trainer_;
   std::unique_ptr<observe::Exposure> exposure_;  // null for a single rank
+  const bool finds_stragglers_;
+  observe::OperationTimes operations_;
+  observe::StragglerFinder finder_;
+  std::vector<double> computed_s_;  // of the timed steps since the last comparison
   std::vector<device::TimingSink*> sinks_;
   std::unique_ptr<observe::TeeSink> tee_;  // of all sinks; null without any
   std::chrono::steady_clock::time_point last_;

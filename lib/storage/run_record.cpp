@@ -109,7 +109,8 @@ void record_job_end(const fs::path& run_folder, const JobEnd& end) {
   auto record = read_run_record(run_folder);
   if (!record || record->job != end.job) return;
   record->state = end.state;
-  record->exit_code = end.exit_code;
+  record->exit_code.reset();
+  if (end.state != RunState::restarting) record->exit_code = end.exit_code;
   record->step = std::max(record->step, end.step);
   record->culprit = end.culprit;
   write_run_record(run_folder, std::move(*record));

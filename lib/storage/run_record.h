@@ -11,11 +11,13 @@
 namespace mtrain::storage {
 
 // `lost` is never written: it is what a reader makes of `running` if nobody holds the folder.
-enum class RunState { running, done, interrupted, failed, lost };
+// `restarting`: a start has failed, and the launcher makes another.
+enum class RunState { running, restarting, done, interrupted, failed, lost };
 constexpr auto enum_names(RunState) {
-  return std::array{EnumName{RunState::running, "running"}, EnumName{RunState::done, "done"},
-                    EnumName{RunState::interrupted, "interrupted"},
-                    EnumName{RunState::failed, "failed"}, EnumName{RunState::lost, "lost"}};
+  return std::array{
+      EnumName{RunState::running, "running"}, EnumName{RunState::restarting, "restarting"},
+      EnumName{RunState::done, "done"},       EnumName{RunState::interrupted, "interrupted"},
+      EnumName{RunState::failed, "failed"},   EnumName{RunState::lost, "lost"}};
 }
 
 struct RunCulprit {

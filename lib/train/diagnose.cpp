@@ -38,9 +38,11 @@ Diagnosis::Finding Diagnosis::bad_output() {
   bool checking = false;  // true during the check's own launches
   struct Check {          // removes the check before the variables above are destroyed
     Device& device;
-    ~Check() { device.set_launch_check({}); }
-  } const check{device};
+    const Device::LaunchCheck before;
+    ~Check() { device.set_launch_check(before); }
+  } const check{device, device.launch_check()};
   device.set_launch_check([&](Stream& stream, const device::LaunchInfo& info) {
+    if (!checking && check.before) check.before(stream, info);  // it may plant what is looked for
     // Other streams receive results of other ranks, which check these themselves.
     if (checking || !found.what.empty() || &stream != &s_.compute) return;
     checking = true;
@@ -79,7 +81,8 @@ void Diagnosis::explain(int64_t step) {
     leave_to_finder(found, step);
   }
   if (found.what.empty())
-    found.what = "the sum of squares of the gradients; each gradient by itself is finite";
+    found.what =
+        "the sum of squares of the gradients; when the step is repeated, each gradient is finite";
   throw RunError(
       fmt::format("step {}: the loss or gradient norm is not finite; first seen in {}", step,
                   found.what),

@@ -90,9 +90,9 @@ void MicroBatchGraphs::run(const pipeline::MicroBatches& work, const std::functi
   }
 }
 
-Tensor MicroBatchGraphs::run_update(const UpdateGraph::Update& update,
-                                    const UpdateGraph::Enqueue& enqueue) {
-  if (!update_ || held_ || compute_.device().launch_check()) return enqueue({});
+ops::Clip MicroBatchGraphs::run_update(const UpdateGraph::Update& update,
+                                       const UpdateGraph::Enqueue& enqueue) {
+  if (!update_ || held_ || compute_.device().launch_check()) return enqueue(update.limits);
   bool ready = false;
   try {
     ready = update_->prepare(update, enqueue);
@@ -103,7 +103,7 @@ Tensor MicroBatchGraphs::run_update(const UpdateGraph::Update& update,
     plan_.why += "; " + why;
     update_.reset();
   }
-  return ready ? update_->replay() : enqueue({});
+  return ready ? update_->replay() : enqueue(update.limits);
 }
 
 void MicroBatchGraphs::run_one(const pipeline::MicroBatches& work, size_t k,

@@ -41,7 +41,7 @@ class MicroBatchGraphs {
   void run(const pipeline::MicroBatches& work, const std::function<void()>& begin,
            bool steady = true);
   // Runs the step's update, as a graph if the plan has one for it.
-  Tensor run_update(const UpdateGraph::Update& update, const UpdateGraph::Enqueue& enqueue);
+  ops::Clip run_update(const UpdateGraph::Update& update, const UpdateGraph::Enqueue& enqueue);
 
   // While the result lives, allocations use the graphs' memory. Call it only for work that never
   // runs at the same time as a micro-batch. Returns null if there are no graphs.

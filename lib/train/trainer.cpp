@@ -44,6 +44,7 @@ Trainer::Trainer(TrainerParts parts)
       optimizer_(std::move(parts.optimizer)),
       schedule_(plan_.lr_schedule),
       scaler_(plan_.loss_scale),
+      spikes_(plan_.train.spikes),
       loader_(std::move(parts.data), {.global_batch = plan_.train.global_batch_size,
                                       .micro_batch = plan_.layout.micro_batch,
                                       .dp_rank = data_parallel_->rank(),
@@ -70,7 +71,8 @@ StepStats Trainer::step(bool run_ahead) {
   // batch has never changed.
   const float lr = schedule_.at(double(updated_samples_ + batch) / double(batch));
   const double loss_scale = scaler_.scale();
-  const Tensor norm_1 = update(now, lr);
+  const double norm_median = spikes_.median();
+  const Tensor norm_1 = update(now, lr).norm;
   const bool experts = plan_.model.experts();
   results_.begin({now.losses.flat(0, {1}), norm_1, experts ? experts_.sums_LS : Tensor(),
                   experts ? experts_.loss_2 : Tensor()});
@@ -85,21 +87,23 @@ StepStats Trainer::step(bool run_ahead) {
   const auto ended = result_seen_.value_or(std::chrono::steady_clock::now());
   const double total = results_.values<double>(0)[0];
   const float norm = results_.values<float>(1)[0];
-  const bool overflowed = check_finite(total, norm, now.batches, now.number);
+  const Skip skip = judge(total, norm, now.batches, now.number);
   step_ = now.number;
   samples_ += batch;
-  if (!overflowed) ++updates_, updated_samples_ += batch;
-  const bool finite = std::isfinite(total) && std::isfinite(norm);
+  if (skip == Skip::no) ++updates_, updated_samples_ += batch;
+  const bool updated = skip == Skip::no && std::isfinite(total) && std::isfinite(norm);
   return {.step = now.number,
           .loss = total / double(std::max<int64_t>(now.label_tokens, 1)),
           .grad_norm = norm,
           .lr = lr,
           .loss_scale = loss_scale,
-          .overflowed = overflowed,
+          .overflowed = skip == Skip::overflow,
+          .skipped = skip == Skip::spike,
+          .norm_median = norm_median,
           .tokens = batch * plan_.sample_length,
           .samples = samples_,
           .mean_document_length = mean_document_length(now.batches, plan_.sample_length),
-          .experts = end_experts_step(finite, now.host_wait),
+          .experts = end_experts_step(updated, now.host_wait),
           .ended = ended};
 }
 
@@ -111,31 +115,33 @@ Trainer::Begun Trainer::begin_step(int64_t number) {
   return step;
 }
 
-Tensor Trainer::update(const Begun& step, float lr) {
+ops::Clip Trainer::update(const Begun& step, float lr) {
   finish_grads();
   sum_losses(step.losses);
   // Weights that are gathered in 8 bits are quantized with the new scales as soon as they are
   // updated. Otherwise the update comes first, since the host may wait for the maxima of experts.
   const bool scales_first = plan_.data_parallel.gather_as.has_value();
-  const auto enqueue = [&](const Tensor& unscale_1) {
-    const ops::Clip clip = clip_grads(step.losses.flat(0, {1}), unscale_1);
-    if (scales_first) end_float8_step();
+  const auto enqueue = [&](const ops::ClipLimits& limits) {
+    const ops::Clip clip = clip_grads(step.losses.flat(0, {1}), limits);
+    if (scales_first) end_float8_step(clip.scale);
     await_copies();
-    // Changes nothing if the norm or the loss is not finite.
+    // Changes nothing if the norm or the loss is not finite, or the norm is above its limit.
     optimizer_->step(compute_, updates_ + 1, lr, clip.scale,
                      [this](model::ParamUnit& unit) { data_parallel_->updated(unit); });
-    return clip.norm;
+    return clip;
   };
-  Tensor norm_1;
+  // The host has seen the norms of all earlier steps, also if this step has begun before.
+  const ops::ClipLimits limits{.unscale = 1 / scaler_.scale(), .norm = spikes_.limit()};
+  ops::Clip clip;
   if (graphs_ && graphs_->plan().full_step) {
     await_copies();  // a capture would wait for later copies, too
-    norm_1 = graphs_->run_update({updates_ + 1, lr, 1 / scaler_.scale()}, enqueue);
+    clip = graphs_->run_update({updates_ + 1, lr, limits}, enqueue);
   } else {
-    norm_1 = enqueue({});
+    clip = enqueue(limits);
   }
-  if (!scales_first) end_float8_step();
+  if (!scales_first) end_float8_step(clip.scale);
   if (impls_.quantizer) impls_.quantizer->weights_changed();
-  return norm_1;
+  return clip;
 }
 
 // In fp16 the result decides the scale of the next step's loss, and some routers' state follows it.
@@ -182,25 +188,26 @@ void Trainer::sum_losses(const Tensor& losses) {
   }
 }
 
-ops::Clip Trainer::clip_grads(const Tensor& loss, const Tensor& unscale_1) {
+ops::Clip Trainer::clip_grads(const Tensor& loss, const ops::ClipLimits& limits) {
   const auto sum_parts = [this](const Tensor& squares) {
     data_parallel_->sum_parts(squares);
     impls_.tensor->sum(squares);
     pipeline_->sum(squares);
   };
   return optim::clip_grad_norm(compute_, *params_, sum_parts, float(plan_.optimizer.clip_grad),
-                               loss, 1 / scaler_.scale(), unscale_1);
+                               loss, limits);
 }
 
-void Trainer::end_float8_step() {
+void Trainer::end_float8_step(const Tensor& grad_scale) {
   if (!impls_.quantizer) return;
-  impls_.quantizer->end_step(compute_, [this](const Tensor& amax, model::UnitKind of) {
+  const auto over_ranks = [this](const Tensor& amax, model::UnitKind of) {
     data_parallel_->max(amax, of);
     impls_.tensor->max(amax);
-  });
+  };
+  impls_.quantizer->end_step(compute_, over_ranks, grad_scale);
 }
 
-std::optional<ExpertStats> Trainer::end_experts_step(bool finite,
+std::optional<ExpertStats> Trainer::end_experts_step(bool updated,
                                                      std::chrono::nanoseconds host_wait) {
   const spec::Experts* experts = plan_.model.experts();
   if (!experts) return {};
@@ -213,21 +220,48 @@ std::optional<ExpertStats> Trainer::end_experts_step(bool finite,
   const double added = double(global_micro_batches() * share_.ranks);
   stats.balance_loss = losses[0] / added, stats.z_loss = losses[1] / added;
   stats.host_wait_ms = std::chrono::duration<double, std::milli>(host_wait).count();
-  if (finite) routers_.step_done(compute_, experts_.sums_LS, sums);
+  if (updated) routers_.step_done(compute_, experts_.sums_LS, sums);
   return stats;
 }
 
 // Every rank has the same loss and norm. All therefore decide alike, without communication.
-bool Trainer::check_finite(double loss, float norm, const std::vector<data::Batch>& batches,
-                           int64_t step) {
+Trainer::Skip Trainer::judge(double loss, float norm, const std::vector<data::Batch>& batches,
+                             int64_t step) {
   // A smaller loss scale does not cure a non-finite loss, which is computed before it is scaled.
   const plan::TrainOptions& check = plan_.train;
   const bool overflow = scaler_.on() && std::isfinite(loss) && !std::isfinite(norm);
   const bool bad_grads = !overflow && !std::isfinite(norm);
-  if ((check.check_loss && !std::isfinite(loss)) || (check.check_grads && bad_grads))
-    explain_non_finite(batches, step);
+  const bool spike = spikes_.exceeds(norm);
+  const bool skips = check.spikes.skip && (spike || bad_grads || !std::isfinite(loss));
+  if (skips) spikes_.skipped();
+  if (!skips || spikes_.in_row() == optim::SpikeGuard::kMostInRow) {
+    if ((check.check_loss && !std::isfinite(loss)) || (check.check_grads && bad_grads))
+      explain_non_finite(batches, step);
+    if (spike || skips) stop_at_spike(norm, step);
+  }
   if (std::isfinite(loss)) scaler_.update(step, overflow);
-  return overflow;
+  if (skips) return Skip::spike;
+  if (overflow) return Skip::overflow;
+  spikes_.accepted(norm);
+  return Skip::no;
+}
+
+void Trainer::stop_at_spike(float norm, int64_t step) {
+  drop_begun();
+  const bool spike = spikes_.exceeds(norm);
+  std::string what = fmt::format("step {}: ", step);
+  what += spike ? fmt::format(
+                      "the gradient norm {:.4g} is {:.3g} times the median of the norms "
+                      "before, {:.4g}, and train.spike_factor is {:g}",
+                      norm, norm / spikes_.median(), spikes_.median(), plan_.train.spikes.factor)
+                : std::string("loss or gradient is not finite");
+  const bool skips = plan_.train.spikes.skip;
+  if (skips)
+    what += fmt::format("; it is the {}th step in a row that is skipped", spikes_.in_row());
+  throw RunError(what, skips ? "lower optimizer.lr and resume from an earlier checkpoint; the last "
+                               "steps' samples may also be at fault"
+                             : "train.on_spike: skip leaves such a step out; a larger "
+                               "train.spike_factor, or none, accepts it");
 }
 
 void Trainer::set_progress(const checkpoint::TrainProgress& progress) {
@@ -240,6 +274,8 @@ void Trainer::set_progress(const checkpoint::TrainProgress& progress) {
   loader_.begin_at(step_, samples_);
   prepared_step_ = counted_step_ = 0;  // they may have other samples
   if (scaler_.on() && !progress.loss_scale.empty()) scaler_.load(progress.loss_scale);
+  spikes_ = optim::SpikeGuard(plan_.train.spikes);
+  if (plan_.train.spikes.on() && !progress.spikes.empty()) spikes_.load(progress.spikes);
   routers_.loaded(compute_);
 }
 
@@ -248,7 +284,8 @@ checkpoint::TrainProgress Trainer::progress() const {
           .updates = updates_,
           .samples = samples_,
           .updated_samples = updated_samples_,
-          .loss_scale = scaler_.on() ? scaler_.save() : std::string()};
+          .loss_scale = scaler_.on() ? scaler_.save() : std::string(),
+          .spikes = spikes_.save()};
 }
 
 void Trainer::explain_non_finite(const std::vector<data::Batch>& batches, int64_t step) {

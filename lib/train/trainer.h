@@ -19,6 +19,7 @@
 #include "optim/loss_scaler.h"
 #include "optim/lr_schedule.h"
 #include "optim/optimizer.h"
+#include "optim/spike_guard.h"
 #include "parallel/apply_parallelism.h"
 #include "parallel/data/data_parallel.h"
 #include "pipeline/pipeline.h"
@@ -37,6 +38,8 @@ struct StepStats {
   float lr = 0;
   double loss_scale = 1;    // the scale that this step used
   bool overflowed = false;  // fp16 gradients overflowed, and nothing was updated
+  bool skipped = false;     // for any other reason (train.on_spike), and nothing was updated
+  double norm_median = 0;   // of the norms before (optim::SpikeGuard); 0: unknown
   int64_t tokens = 0;       // tokens of the global batch, masked ones included
   int64_t samples = 0;      // of all steps up to this one
   // The length of a token's document, as a mean over the tokens of this data-parallel rank. It is
@@ -70,9 +73,12 @@ class Trainer {
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
 
-  // Trains on the next global batch. If the loss or a gradient is not finite, nothing is updated.
-  // With the checks of plan::TrainOptions it then throws RunError; without them the step counts. In
-  // fp16 a non-finite gradient does not throw: all ranks skip the update and lower the loss scale.
+  // Trains on the next global batch. If the loss or a gradient is not finite, or the gradient is a
+  // spike (plan::SpikeOptions), nothing is updated. It then throws RunError, or all ranks skip the
+  // step. They skip it if the options say so, but not SpikeGuard::kMostInRow times in a row. A step
+  // that is not finite counts as an update if neither skipping nor the checks of plan::TrainOptions
+  // are on. In fp16 a non-finite gradient does not throw: all ranks skip the update and lower the
+  // loss scale.
   //
   // With `run_ahead` the micro-batches of the next step may be enqueued before the host waits for
   // this step's loss, and the device then does not wait for the host. Results do not depend on it.
@@ -130,9 +136,8 @@ class Trainer {
     std::chrono::nanoseconds host_wait{0};
   };
   Begun begin_step(int64_t number);
-  // Enqueues what comes after the micro-batches, up to the update. Returns the gradient norm before
-  // clipping.
-  Tensor update(const Begun& step, float lr);
+  // Enqueues what comes after the micro-batches, up to the update.
+  ops::Clip update(const Begun& step, float lr);
   // Makes `compute` wait for the events of hold_updates_until().
   void await_copies() {
     for (const Event& event : std::exchange(copied_, {})) compute_.wait(event);
@@ -171,14 +176,17 @@ class Trainer {
   // batch.
   void finish_grads();
   void sum_losses(const Tensor& losses);
-  ops::Clip clip_grads(const Tensor& loss, const Tensor& unscale_1);
-  void end_float8_step();
+  ops::Clip clip_grads(const Tensor& loss, const ops::ClipLimits& limits);
+  void end_float8_step(const Tensor& grad_scale);
   // Returns the step's statistics of experts from results_; nothing for a dense model. Updates the
-  // routers' state if loss and gradient norm are `finite`.
-  std::optional<ExpertStats> end_experts_step(bool finite, std::chrono::nanoseconds host_wait);
+  // routers' state if the weights were `updated`.
+  std::optional<ExpertStats> end_experts_step(bool updated, std::chrono::nanoseconds host_wait);
   float grad_scale(int64_t label_tokens) const;
-  // Returns whether the gradients overflowed fp16. Throws RunError if training must stop.
-  bool check_finite(double loss, float norm, const std::vector<data::Batch>& batches, int64_t step);
+  // Why a step has updated nothing.
+  enum class Skip { no, overflow, spike };
+  // Throws RunError if training must stop.
+  Skip judge(double loss, float norm, const std::vector<data::Batch>& batches, int64_t step);
+  [[noreturn]] void stop_at_spike(float norm, int64_t step);
   // Copies micro-batches to the device: into the tensors of `into` where sizes are equal, else into
   // new ones.
   std::vector<model::MicroBatch> upload(const std::vector<data::Batch>& batches,
@@ -203,6 +211,7 @@ class Trainer {
   std::unique_ptr<optim::Optimizer> optimizer_;
   optim::LrSchedule schedule_;
   optim::LossScaler scaler_;
+  optim::SpikeGuard spikes_;
   data::BatchLoader loader_;
   RouterState routers_;
   model::ExpertsOfStep experts_;           // of the last step; unused by a dense model

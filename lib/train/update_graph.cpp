@@ -10,8 +10,8 @@
 namespace mtrain::train {
 
 namespace {
-Tensor one_element(Stream& stream, DType dtype) {
-  return Tensor::empty(stream, {1}, dtype, device::MemoryCategory::buffers);
+Tensor elements(Stream& stream, int64_t count, DType dtype) {
+  return Tensor::empty(stream, {count}, dtype, device::MemoryCategory::buffers);
 }
 }  // namespace
 
@@ -20,25 +20,29 @@ UpdateGraph::UpdateGraph(Stream& compute, optim::Optimizer& optimizer,
     : compute_(compute),
       optimizer_(optimizer),
       pool_(std::move(pool)),
-      unscale_1_(one_element(compute, DType::f64)),
-      norm_1_(one_element(compute, DType::f32)) {}
+      limits_2_(elements(compute, 2, DType::f64)),
+      result_{elements(compute, 1, DType::f32), elements(compute, 1, DType::f32)} {}
 
 bool UpdateGraph::prepare(const Update& update, const Enqueue& enqueue) {
   if (runs_++ == 0) return false;
   optimizer_.write_arguments(compute_, update.number, update.lr);
-  if (update.unscale != unscale_) tensor::upload<double>(compute_, unscale_1_, {update.unscale});
-  unscale_ = update.unscale;
+  const std::array values{update.limits.unscale, update.limits.norm};
+  if (runs_ == 2 || values != written_)
+    tensor::upload<double>(compute_, limits_2_, {values[0], values[1]});
+  written_ = values;
   if (graph_) return true;
   device::Capture capture(compute_, pool_);
-  ops::cast(compute_, enqueue(unscale_1_), norm_1_);
+  const ops::Clip clip = enqueue({.in_memory_2 = limits_2_});
+  ops::cast(compute_, clip.norm, result_.norm);
+  ops::cast(compute_, clip.scale, result_.scale);
   graph_.emplace(capture.finish("graph_update"));
   return true;
 }
 
-Tensor UpdateGraph::replay() {
+ops::Clip UpdateGraph::replay() {
   graph_->replay();
   ++replays_;
-  return norm_1_;
+  return result_;
 }
 
 }  // namespace mtrain::train

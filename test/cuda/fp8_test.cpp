@@ -84,15 +84,18 @@ TEST_CASE("quantized tensors and their transposes are the CPU's bits") {
 
 TEST_CASE("delayed scales are the CPU's bits") {
   const int64_t C = 300, L = 5;
-  for (bool most_recent : {false, true})
-    for_each_order([&] {
+  for (auto [most_recent, factor] :
+       {std::pair{false, 1.0}, {true, 1.0}, {false, double(NAN)}, {true, double(NAN)}})
+    for_each_order([&, most_recent = most_recent, factor = factor] {
+      Mirror grad_scale(Array::one(DType::f32, factor));
       Array seen = Array::normal(DType::f32, C, 1), past = Array::normal(DType::f32, C * L, 2);
       for (int64_t i = 0; i < C; ++i) seen.set(i, i % 7 ? std::abs(seen[i]) : 0);
-      for (int64_t i = 0; i < C * L; ++i) past.set(i, std::abs(past[i]));
+      for (int64_t i = 0; i < C * L; ++i) past.set(i, i < C ? 0 : std::abs(past[i]));
       Mirror amax(seen), history(past), scale(Array::normal(DType::f32, C, 3)),
           inverse(Array(DType::f32, C));
       const auto args = [&](auto&& of) {
-        return UpdateScales{.amax_C = of(amax),
+        return UpdateScales{.grad_scale = of(grad_scale),
+                            .amax_C = of(amax),
                             .history_CL = of(history),
                             .C = C,
                             .L = L,

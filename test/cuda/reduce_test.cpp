@@ -34,18 +34,19 @@ TEST_CASE("sums and sums of squares equal the CPU's to fp64, and add to the earl
 TEST_CASE("the clip's scale is the CPU's, and NaN where something is not finite") {
   for (double squares : {0.0, 4.0, 1e-3, 1e80, double(INFINITY)})
     for (double loss : {1.0, double(NAN)})
-      for (float most : {0.0f, 1.0f})
+      for (auto [most, limit] :
+           {std::pair{0.0f, double(INFINITY)}, {1.0f, double(INFINITY)}, {1.0f, 0x1p-10}})
         for (auto [copies, in_memory] :
              {std::pair{1.0, false}, {double(INFINITY), false}, {1.0, true}}) {
-          CAPTURE(squares, loss, most, copies, in_memory);
+          CAPTURE(squares, loss, most, limit, copies, in_memory);
           Array sums(DType::f64, {squares, copies});
           Mirror s(sums), l(Array::one(DType::f64, loss));
           Mirror norm(Array(DType::f32, 1)), scale(Array(DType::f32, 1)),
-              unscale(Array::one(DType::f64, 0x1p-10));
-          cpu::run(ClipScale{s.host(), l.host(), norm.host(), scale.host(), most, 0x1p-10});
+              arguments(Array(DType::f64, {0x1p-10, limit}));
+          cpu::run(ClipScale{s.host(), l.host(), norm.host(), scale.host(), most, 0x1p-10, limit});
           cuda::run(ClipScale{s.device(), l.device(), norm.device(), scale.device(), most,
-                              in_memory ? 7 : 0x1p-10,
-                              in_memory ? ConstSpan(unscale.device()) : ConstSpan()},
+                              in_memory ? 7 : 0x1p-10, in_memory ? -1 : limit,
+                              in_memory ? ConstSpan(arguments.device()) : ConstSpan()},
                     device_stream());
           REQUIRE((norm.same() || (std::isnan(norm.host()[0]) && std::isnan(norm.result()[0]))));
           REQUIRE((scale.same() || (std::isnan(scale.host()[0]) && std::isnan(scale.result()[0]))));

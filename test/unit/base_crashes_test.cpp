@@ -1,6 +1,7 @@
 // Tests the report of a process that crashes.
 #include <sys/resource.h>
 #include <sys/wait.h>
+#include <dlfcn.h>
 #include <unistd.h>
 #include <csignal>
 #include <cstdio>
@@ -79,6 +80,18 @@ TEST_CASE("a crash is reported with its reason and its frames") {
   CHECK_THAT(report_of([] { ::raise(SIGBUS); }, SIGBUS), Contains("signal 7"));
   CHECK_THAT(report_of([] { ::kill(::getpid(), SIGSEGV); }, SIGSEGV), Contains("has sent"));
   CHECK_THAT(report_of([] { (void)deeper(0); }, SIGSEGV), Contains("signal 11"));
+}
+
+TEST_CASE("frames of a library that was loaded later have its name, too") {
+  using Checksum = unsigned long (*)(unsigned long, const unsigned char*, unsigned);
+  const std::string fault = report_of(
+      [] {
+        void* const library = ::dlopen("libz.so.1", RTLD_NOW);
+        const auto checksum = reinterpret_cast<Checksum>(::dlsym(library, "crc32"));
+        checksum(0, reinterpret_cast<const unsigned char*>(uintptr_t{16}), 1000);
+      },
+      SIGSEGV);
+  CHECK_THAT(fault, Contains("libz.so") && !Contains("at 0x7"));
 }
 
 TEST_CASE("an exception that nothing catches is named") {

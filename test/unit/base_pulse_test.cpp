@@ -67,6 +67,24 @@ TEST_CASE("another process reads what a rank shows, also after the rank was kill
   CHECK_THAT(current_text(s), Contains("item 1 of stream dp_grad, pending"));
 }
 
+TEST_CASE("a step that has begun is not the last one that is done") {
+  Pulse pulse;
+  const auto done = [&] { return pulse.glance().done_step; };
+  pulse.at(PulsePhase::start, 0);
+  CHECK(done() == 0);
+  pulse.at(PulsePhase::step, 8);  // the run continues after step 7
+  CHECK(done() == 7);
+  pulse.step_done(0.1);
+  CHECK(done() == 8);
+  for (const PulsePhase phase : {PulsePhase::step, PulsePhase::evaluation, PulsePhase::save}) {
+    pulse.at(phase, 8);
+    CHECK(done() == 8);
+  }
+  pulse.at(PulsePhase::step, 9);
+  CHECK(done() == 8);
+  CHECK(pulse.state().done_step == 8);
+}
+
 TEST_CASE("a page keeps the last launches") {
   Pulse pulse;
   pulse.name_stream(0, "compute", false);

@@ -123,6 +123,35 @@ TEST_CASE("delayed scales follow the last amax or the history's largest") {
   REQUIRE(history.values() == std::vector<double>{1, 0, 2, 1, 0, 1});
 }
 
+TEST_CASE("a step that updates nothing leaves histories as they are, but an empty one takes it") {
+  const Array skipped = Array::one(DType::f32, NAN), used = Array::one(DType::f32, 1);
+  for (const bool most_recent : {false, true}) {
+    Array history(DType::f32, std::vector<double>{0, 4, 0, 0}), amax(DType::f32, std::vector{8.0, 8.0}),
+        scale(DType::f32, std::vector{56.0, 1.0}), inverse(DType::f32, std::vector{1 / 56.0, 1.0});
+    const auto step = [&](const Array& grad_scale) {
+      cpu::run(UpdateScales{.grad_scale = grad_scale,
+                            .amax_C = amax,
+                            .history_CL = history,
+                            .C = 2,
+                            .L = 2,
+                            .place = 0,
+                            .most_recent = most_recent,
+                            .type = DType::f8e4m3,
+                            .margin = 1,
+                            .scale_C = scale,
+                            .inverse_C = inverse});
+      REQUIRE((amax[0] == 0 && amax[1] == 0));
+    };
+    step(skipped);
+    REQUIRE(history.values() == std::vector<double>{0, 4, 8, 0});
+    REQUIRE((scale[0] == 56 && scale[1] == 28));
+    amax.set(0, 8), amax.set(1, 8);
+    step(used);
+    REQUIRE(history.values() == std::vector<double>{8, 4, 8, 0});
+    REQUIRE((scale[0] == 28 && scale[1] == 28));
+  }
+}
+
 TEST_CASE("8-bit GEMMs equal those of the numbers that the operands represent") {
   for (auto [ta, tb] : {std::pair{DType::f8e4m3, DType::f8e4m3},
                         {DType::f8e5m2, DType::f8e4m3},

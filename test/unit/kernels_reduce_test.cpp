@@ -94,6 +94,29 @@ TEST_CASE("clipping sees unscaled gradients, and copies that are not finite") {
   }
 }
 
+TEST_CASE("a norm above its limit makes the factor NaN, and stays as it is") {
+  const auto clip = [](double squares, double limit, bool in_memory) {
+    const Array s = Array::one(DType::f64, squares);
+    const Array arguments(DType::f64, std::vector{0.5, limit});
+    Array norm(DType::f32, 1), scale(DType::f32, 1);
+    cpu::run(ClipScale{.sum_squares = s,
+                       .norm = norm,
+                       .scale = scale,
+                       .max_norm = 8,
+                       .unscale = in_memory ? 7 : 0.5,
+                       .limit = in_memory ? -1 : limit,
+                       .arguments_in_memory = in_memory ? ConstSpan(arguments) : ConstSpan()});
+    return std::pair(norm[0], scale[0]);
+  };
+  for (const bool in_memory : {false, true}) {
+    REQUIRE(clip(64, 4, in_memory) == std::pair(4.0, 0.5));
+    REQUIRE(clip(64, 3.999, in_memory).first == 4);
+    REQUIRE(std::isnan(clip(64, 3.999, in_memory).second));
+    // The rounded norm decides, which the host sees: 1e8 + 1 is 1e8 in fp32.
+    REQUIRE_FALSE(std::isnan(clip(4 * (1e8 + 1) * (1e8 + 1), 1e8, in_memory).second));
+  }
+}
+
 TEST_CASE("column sums add to the earlier values") {
   for (DType dtype : kFloats) {
     Closeness close(name("column sum", dtype));

@@ -193,8 +193,15 @@ std::vector<std::string> other_values(const recipe::SchemaRow& row) {
     case Kind::choice: return info.shown;
     case Kind::list:
       if (info.item == Kind::choice) return info.shown;
-      return {"[2, 2]",     "[4, 1]", "[2]",       "[0.5]",
-              "[0.5, 0.5]", "[a, b]", "[1, 2, 3]", "[{match: a, lr: 1}]"};
+      return {"[2, 2]",
+              "[4, 1]",
+              "[2]",
+              "[0.5]",
+              "[0.5, 0.5]",
+              "[a, b]",
+              "[1, 2, 3]",
+              "[{match: a, lr: 1}]",
+              "[{kind: kill, phase: forward}]"};
     case Kind::mapping: return {"{A: b}", "{qkv_fprop: none, fc2_fprop: {num_splits: 2}}"};
   }
   return {};

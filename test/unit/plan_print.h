@@ -153,7 +153,9 @@ class Print {
   MEMBERS(LinearFormats, input, weight, gradient)
   MEMBERS(QuantFormat, element, blocks)
   MEMBERS(TrainOptions, epochs, epoch_samples, steps, global_batch_size, seed, log_every,
-          time_every, check_loss, check_grads, grads_per_micro_batch, exit_interval, exit_minutes)
+          time_every, check_loss, check_grads, spikes, find_stragglers, grads_per_micro_batch,
+          exit_interval, exit_minutes)
+  MEMBERS(SpikeOptions, skip, factor)
   MEMBERS(ValidationOptions, every_steps, steps)
   MEMBERS(LocalCopyOptions, dir, every_steps, replicas, max_bytes, replica_bytes_per_s)
   MEMBERS(CheckpointOptions, every_steps, keep, keep_every, keep_best, at_end, local, consolidated,
@@ -168,8 +170,8 @@ class Print {
           stream_sanitizer, compute_slowdown, deterministic, own_attention, own_grouped_gemm, nvtx,
           environment)
   MEMBERS(CommOptions, backend, timeout_s, link_latency_us, link_gbps, link_streams)
-  MEMBERS(FaultOptions, moment, launch, of_save, rank, step, kill)
-  MEMBERS(DebugOptions, trace, fault)
+  MEMBERS(FaultOptions, kind, phase, moment, launch, of_save, rank, step, factor)
+  MEMBERS(DebugOptions, trace, faults)
 };
 #undef MEMBERS
 #undef MT_JOIN

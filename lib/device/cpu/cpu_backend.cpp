@@ -98,15 +98,16 @@ class CpuEvent : public EventBackend {
 // each.
 class Slowdown {
  public:
-  explicit Slowdown(double factor) : factor_(factor) {}
+  explicit Slowdown(std::shared_ptr<const std::atomic<double>> factor) : now_(std::move(factor)) {}
 
   void run(const Work& work, const LaunchContext& context) {
-    if (factor_ <= 1) return work(context);
+    const double factor = now_ ? now_->load(std::memory_order_relaxed) : 1;
+    if (factor <= 1) return work(context);
     const int64_t begin = now_ns(), used = processor_ns();
     work(context);
     // If other threads held the processor, the work has already taken longer; later work sleeps
     // less.
-    owed_ns_ += int64_t(factor_ * double(processor_ns() - used)) - (now_ns() - begin);
+    owed_ns_ += int64_t(factor * double(processor_ns() - used)) - (now_ns() - begin);
     owed_ns_ = std::max(owed_ns_, -kForgotten);
     if (owed_ns_ < kWorthwhile) return;
     const int64_t asleep = now_ns();
@@ -124,14 +125,14 @@ class Slowdown {
     return int64_t(t.tv_sec) * 1'000'000'000 + t.tv_nsec;
   }
 
-  const double factor_;
+  const std::shared_ptr<const std::atomic<double>> now_;  // null: 1
   int64_t owed_ns_ = 0;
 };
 
 class CpuStream : public StreamBackend {
  public:
-  CpuStream(StreamId id, ThreadPool& pool, double slowdown)
-      : id_(id), pool_(pool), slowdown_(slowdown), worker_([this] { work(); }) {}
+  CpuStream(StreamId id, ThreadPool& pool, std::shared_ptr<const std::atomic<double>> slowdown)
+      : id_(id), pool_(pool), slowdown_(std::move(slowdown)), worker_([this] { work(); }) {}
 
   ~CpuStream() override {
     {
@@ -252,19 +253,21 @@ class CpuStream : public StreamBackend {
 class CpuBackend : public DeviceBackend {
  public:
   CpuBackend(int threads, double compute_slowdown)
-      : pool_(threads), compute_slowdown_(compute_slowdown) {}
+      : pool_(threads),
+        compute_slowdown_(std::make_shared<std::atomic<double>>(compute_slowdown)) {}
 
   std::string description() const override {
     return fmt::format(
         "CPU, {} thread{}{}", pool_.threads(), pool_.threads() == 1 ? "" : "s",
-        compute_slowdown_ > 1 ? fmt::format(", slowed {} x", compute_slowdown_) : "");
+        *compute_slowdown_ > 1 ? fmt::format(", slowed {} x", compute_slowdown_->load()) : "");
   }
   bool is_cuda() const override { return false; }
   int threads() const override { return pool_.threads(); }
   std::unique_ptr<StreamBackend> make_stream(StreamId id) override {
-    const double slowdown = id.kind == StreamKind::compute ? compute_slowdown_ : 1;
-    return std::make_unique<CpuStream>(id, pool_, slowdown);
+    return std::make_unique<CpuStream>(
+        id, pool_, id.kind == StreamKind::compute ? compute_slowdown_ : nullptr);
   }
+  void set_compute_slowdown(double factor) override { *compute_slowdown_ = factor; }
 
   // Maps memory directly, in huge pages if the system has them: otherwise page faults and TLB
   // misses cost a training step up to 30 %.
@@ -290,7 +293,7 @@ class CpuBackend : public DeviceBackend {
 
  private:
   ThreadPool pool_;
-  const double compute_slowdown_;
+  const std::shared_ptr<std::atomic<double>> compute_slowdown_;
 };
 
 }  // namespace

@@ -9,6 +9,7 @@
 
 #include "base/comm_backend.h"
 #include "base/device_kind.h"
+#include "base/fault_kind.h"
 
 namespace mtrain::plan {
 
@@ -39,20 +40,22 @@ struct CommOptions {
 
 // A fault that one rank injects into itself.
 struct FaultOptions {
-  enum class Moment { none, launch, save, save_consolidated };
-  Moment moment = Moment::none;
+  enum class Moment { of_phase, launch, save, save_consolidated };
+  FaultKind kind = FaultKind::kill;
+  std::optional<FaultPhase> phase;  // absent for `slow`, and for other moments
+  Moment moment = Moment::of_phase;
   std::string launch;  // the rank fails during the launch of this name
   // The moment of a save (checkpoint::SaveOptions::on_commit) at which the rank fails; a number
   // follows the name if it is not the first of this name. Empty: before rank 0 commits, or before
   // another rank writes.
   std::string of_save;
   int64_t rank = 0, step = 1;
-  bool kill = true;  // kill the process; otherwise stop it, so it hangs
+  double factor = 1;  // of `slow` and `spike`
 };
 
 struct DebugOptions {
   std::optional<std::string> trace;  // the file to which a trace of every launch is written
-  FaultOptions fault;
+  std::vector<FaultOptions> faults;
 };
 
 }  // namespace mtrain::plan

@@ -32,7 +32,7 @@ constexpr std::string_view kSaveMoment = "save:";
 
 FaultOptions::Moment fault_moment(const recipe::FaultConfig& fault) {
   using Moment = FaultOptions::Moment;
-  if (!fault.at) return Moment::none;
+  if (!fault.at) return Moment::of_phase;
   if (*fault.at == "save_consolidated") return Moment::save_consolidated;
   return *fault.at == "save" || fault.at->starts_with(kSaveMoment) ? Moment::save : Moment::launch;
 }
@@ -206,6 +206,11 @@ TrainOptions train_options(const Recipe& r) {
           .time_every = r.train.time_every,
           .check_loss = r.debug.check_nan,
           .check_grads = r.debug.check_nan && r.ddp.check_for_nan_in_grad,
+          .spikes = {.skip = r.train.on_spike == recipe::OnSpike::skip,
+                     .factor = r.train.spike_factor.value_or(0)},
+          // Ranks of expert parallelism have as much work as tokens choose their experts.
+          .find_stragglers =
+              r.train.straggler != recipe::OnStraggler::off && r.distributed.ep_size <= 1,
           .grads_per_micro_batch =
               r.distributed.pp_size > 1 && r.distributed.pipeline.scale_grads_in_schedule,
           .exit_interval = r.train.exit_interval,
@@ -322,16 +327,24 @@ CommOptions comm_options(const Recipe& r) {
 }
 
 DebugOptions debug_options(const Recipe& r) {
-  const recipe::FaultConfig& fault = r.debug.fault;
-  return {.trace = r.debug.trace,
-          .fault = {.moment = fault_moment(fault),
-                    .launch = fault.at.value_or(""),
-                    .of_save = fault.at && fault.at->starts_with(kSaveMoment)
-                                   ? fault.at->substr(kSaveMoment.size())
-                                   : "",
-                    .rank = fault.rank,
-                    .step = fault.step,
-                    .kill = fault.kill}};
+  return {.trace = r.debug.trace, .faults = fault_options(r)};
+}
+
+std::vector<FaultOptions> fault_options(const Recipe& r) {
+  std::vector<FaultOptions> faults;
+  for (const recipe::FaultConfig& f : r.debug.fault) {
+    if (f.empty()) continue;
+    faults.push_back(
+        {.kind = f.kind.value_or(f.kill ? FaultKind::kill : FaultKind::stop),
+         .phase = f.phase,
+         .moment = fault_moment(f),
+         .launch = f.at.value_or(""),
+         .of_save = f.at && f.at->starts_with(kSaveMoment) ? f.at->substr(kSaveMoment.size()) : "",
+         .rank = f.rank,
+         .step = f.step,
+         .factor = f.factor.value_or(1)});
+  }
+  return faults;
 }
 
 }  // namespace mtrain::plan

@@ -41,5 +41,6 @@ DatasetOptions dataset_options(const recipe::Recipe& recipe);
 DevicePlan device_plan_without_overlap(const recipe::Recipe& recipe);
 CommOptions comm_options(const recipe::Recipe& recipe);
 DebugOptions debug_options(const recipe::Recipe& recipe);
+std::vector<FaultOptions> fault_options(const recipe::Recipe& recipe);
 
 }  // namespace mtrain::plan

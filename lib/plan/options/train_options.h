@@ -8,6 +8,13 @@
 
 namespace mtrain::plan {
 
+// Which steps are not used (train.on_spike, train.spike_factor).
+struct SpikeOptions {
+  bool skip = false;  // a step that is not finite, or a spike, is skipped; otherwise the run stops
+  double factor = 0;  // a larger multiple of the running median of norms is a spike; 0: none is
+  bool on() const { return skip || factor > 0; }
+};
+
 struct TrainOptions {
   std::optional<double> epochs;  // set if the recipe gives epochs instead of steps
   int64_t epoch_samples = 0;     // of all epochs; 0 without epochs
@@ -15,6 +22,8 @@ struct TrainOptions {
   int64_t steps = 0, global_batch_size = 0, seed = 0, log_every = 10;
   std::optional<int64_t> time_every;           // empty: the first ten, then those that are logged
   bool check_loss = true, check_grads = true;  // stop if they are not finite
+  SpikeOptions spikes;
+  bool find_stragglers = true;
   // Gradients are divided by the number of micro-batches and by the number of tokens.
   bool grads_per_micro_batch = false;
   std::optional<int64_t> exit_interval;  // steps

@@ -24,6 +24,7 @@ void validate_rules(const Recipe& recipe, const Layout& layout, const Overlap& o
   validate_cuda_graphs(recipe, layout, overlap, diagnostics);
   validate_overlap(recipe, layout, overlap, diagnostics);
   validate_launch(recipe, overlap, diagnostics);
+  validate_debug(recipe, layout, diagnostics);
 }
 
 void warn_or_refuse(const Recipe& recipe, std::string_view field, std::string reason,

@@ -70,5 +70,7 @@ void validate_overlap(const Recipe& recipe, const Layout& layout, const Overlap&
                       Diagnostics& diagnostics);
 // Checks how ranks are started, and the variables that they get.
 void validate_launch(const Recipe& recipe, const Overlap& overlap, Diagnostics& diagnostics);
+// Checks that the faults on purpose can be.
+void validate_debug(const Recipe& recipe, const Layout& layout, Diagnostics& diagnostics);
 
 }  // namespace mtrain::plan

@@ -66,6 +66,7 @@ class TreeWalk {
     if (convert_value(layer_, path, location, node)) return;
     if (const SchemaRow* row = find_row(path)) return layer_.add(row, path, location, node);
     if (convert_name(layer_, path, location, node)) return;
+    if (set_in_only_item(path, location, node)) return;
     if (const SchemaRow* row = negated_row(path)) return negate(layer_, row, path, location, node);
     if (find_section(path) || is_section_path(path)) return set_section(path, location, node);
     if (const ForeignKey* key = find_foreign_key(path))
@@ -130,6 +131,24 @@ class TreeWalk {
     const Node* target = node.kind == Node::Kind::map ? find_key(node, "_target_") : nullptr;
     if (!target || !find_key(node, "_call_") || node.keys.size() != 2) return node;
     return plain_scalar(last_word(target->text), target->location);
+  }
+
+  // Sets a key of a list's only item: debug.fault.rank=1. Items of a mapping are merged key by key.
+  bool set_in_only_item(const std::string& path, const SourceLocation& location, const Node& node) {
+    const std::string_view word = last_word(path);
+    if (word.size() == path.size()) return false;
+    const std::string list = path.substr(0, path.size() - word.size() - 1);
+    const SchemaRow* row = find_row(list);
+    if (!row) return false;
+    const TypeInfo type = row->ops->info();
+    if (type.kind != TypeInfo::Kind::list || type.item != TypeInfo::Kind::mapping) return false;
+    Node item;
+    item.kind = Node::Kind::map;
+    item.location = location;
+    item.keys.push_back({.name = std::string(word), .location = location});
+    item.items.push_back(node);
+    layer_.add(row, list, location, std::move(item));
+    return true;
   }
 
   Unknown unknown_for(const Node& map, const std::string& path) const {

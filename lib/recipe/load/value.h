@@ -20,6 +20,7 @@ struct ValueError {
 };
 
 struct EnvVariable;
+struct FaultConfig;
 struct OptimizerGroup;
 struct TpOverlapConfig;
 
@@ -40,6 +41,7 @@ bool read_value(const Node& node, const FieldOptions& options, double& out, Valu
 bool read_value(const Node& node, const FieldOptions& options, std::string& out, ValueError& c);
 bool read_value(const Node& node, const FieldOptions& options,
                 std::map<std::string, EnvVariable>& out, ValueError& c);
+bool read_value(const Node& node, const FieldOptions& options, FaultConfig& out, ValueError& c);
 bool read_value(const Node& node, const FieldOptions& options, OptimizerGroup& out, ValueError& c);
 bool read_value(const Node& node, const FieldOptions& options, TpOverlapConfig& out, ValueError& c);
 
@@ -48,6 +50,7 @@ std::string show_value(int64_t value);
 std::string show_value(double value);
 std::string show_value(const std::string& value);  // quoted if YAML would read something else
 std::string show_value(const std::map<std::string, EnvVariable>& value);
+std::string show_value(const FaultConfig& value);
 std::string show_value(const OptimizerGroup& value);
 std::string show_value(const TpOverlapConfig& value);
 

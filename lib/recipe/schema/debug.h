@@ -5,29 +5,27 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <vector>
 
+#include "base/fault_kind.h"
 #include "base/route_pattern.h"
 #include "recipe/schema/field.h"
 
 namespace mtrain::recipe {
 
-// A rank that fails on purpose in the middle of a launch, to test how the job reacts.
+// A rank that fails on purpose, to test how the job reacts. It has a phase, or a moment `at`: the
+// name of a launch, as traces show it (matmul_fc1_fwd, all_reduce, adamw, ...), or save,
+// save:<moment of it> (save:block, save:rename, ...), or save_consolidated.
 struct FaultConfig {
+  std::optional<FaultKind> kind;  // kill unless set, or stop if `kill` is false
+  std::optional<FaultPhase> phase;
   std::optional<std::string> at;
-  int64_t rank = 0, step = 1;
+  int64_t rank = 0, step = 1;  // the step before which the job has not restarted
+  std::optional<double> factor;
   bool kill = true;
-
-  static constexpr auto fields = std::tuple{
-      Field{"at", &FaultConfig::at,
-            "name of the launch, as traces show it (matmul_fc1_fwd, all_reduce, adamw, ...), or "
-            "save, save:<moment of it> (save:block, save:rename, ...), or save_consolidated"},
-      Field{"rank", &FaultConfig::rank, "the rank that fails", {.min = 0}},
-      Field{"step",
-            &FaultConfig::step,
-            "the step in which it fails; only before the job has restarted",
-            {.min = 1}},
-      Field{"kill", &FaultConfig::kill,
-            "true kills the rank's process; false stops it, and it hangs"}};
+  // Whether nothing fails, as in the recipes of earlier checkpoints.
+  bool empty() const { return !kind && !phase && !at; }
+  bool operator==(const FaultConfig&) const = default;
 };
 
 struct DebugConfig {
@@ -37,7 +35,7 @@ struct DebugConfig {
   bool emulate_fp8 = false, own_attention = false, own_grouped_gemm = false, nvtx = false;
   double compute_slowdown = 1;
   std::optional<RoutePattern> route;
-  FaultConfig fault;
+  std::vector<FaultConfig> fault;
 
   static constexpr auto fields = std::tuple{
       Field{"stream_sanitizer", &DebugConfig::stream_sanitizer,
@@ -74,7 +72,14 @@ struct DebugConfig {
             "for benchmarks of models with experts: a pattern replaces the routers and sends equal "
             "numbers of tokens to all experts (balanced), or 1, 1/2, 1/3, ... (zipf); the trained "
             "model is useless"},
-      Field{"fault", &DebugConfig::fault, "make a rank fail on purpose"}};
+      Field{
+          "fault", &DebugConfig::fault,
+          "make ranks fail on purpose, until the job has restarted: one {kind, phase, rank, step, "
+          "factor}, or a list. A kind is kill, stop, segfault, abort, exception, "
+          "async_exception, device_error, slow, stuck_stream, disconnect, io_error, nan, spike or "
+          "node. A phase is rendezvous, load, forward, backward, collective, optimizer, "
+          "evaluation, staging, write, commit or end. Instead of a phase, kill and stop may name "
+          "a launch (at: adamw), or a moment of a save (at: save:rename)"}};
 };
 
 }  // namespace mtrain::recipe

@@ -26,6 +26,19 @@ constexpr auto enum_names(GraphScope) {
                     EnumName{GraphScope::micro_batch, "full"}};
 }
 
+// What a run does after a step whose loss or gradient is not finite, or whose gradient is a spike.
+enum class OnSpike { stop, skip };
+constexpr auto enum_names(OnSpike) {
+  return std::array{EnumName{OnSpike::stop, "stop"}, EnumName{OnSpike::skip, "skip"}};
+}
+
+// What a run does with a rank that computes slower than ranks of equal work.
+enum class OnStraggler { warn, off, replace };
+constexpr auto enum_names(OnStraggler) {
+  return std::array{EnumName{OnStraggler::warn, "warn"}, EnumName{OnStraggler::off, "off"},
+                    EnumName{OnStraggler::replace, "replace"}};
+}
+
 inline constexpr int64_t kMaxSteps = int64_t{1} << 40;
 
 // The value of tensorboard_dir that names no folder.
@@ -43,6 +56,9 @@ struct TrainConfig {
   int64_t log_every = 10;
   Auto<int64_t> time_every;
   std::string run_dir, tensorboard_dir;
+  OnSpike on_spike = OnSpike::stop;
+  std::optional<double> spike_factor;
+  OnStraggler straggler = OnStraggler::warn;
   std::optional<int64_t> exit_interval;
   std::optional<double> exit_duration_in_mins;
 
@@ -112,6 +128,18 @@ struct TrainConfig {
           "folder of the metrics in TensorBoard's format; <run_dir>/tb unless set; none: they are "
           "not written",
           {.aliases = "logger.tensorboard_dir", .none_means = kNoTensorboard}},
+      Field{"on_spike", &TrainConfig::on_spike,
+            "after a step whose loss or gradient is not finite, or whose gradient is a spike "
+            "(spike_factor). stop: the run ends. skip: the step changes neither weights nor "
+            "moments, and the run ends after 5 such steps in a row"},
+      Field{"spike_factor",
+            &TrainConfig::spike_factor,
+            "a gradient is a spike if its norm is more than this many times the median of the last "
+            "128 norms, once there are 16; none: no norm is",
+            {.min = 1, .above_min = true}},
+      Field{"straggler", &TrainConfig::straggler,
+            "warn: every 50 steps the ranks of a pipeline stage compare the time in which they "
+            "compute; one that is below 0.7 of the others' speed twice is named. off: they do not"},
       Field{"exit_interval",
             &TrainConfig::exit_interval,
             "save and end after a step that is a multiple of this",

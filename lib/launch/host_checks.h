@@ -1,0 +1,45 @@
+// Checks of a host before ranks start on it: a table of what was found, and what to do about it.
+// They take less than a second.
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace mtrain::launch {
+
+struct HostCheck {
+  // `fault`: ranks cannot work here. `unknown`: the host does not say.
+  enum class Verdict { good, warn, fault, unknown };
+  std::string name, value;
+  Verdict verdict = Verdict::good;
+  std::string hint = {};  // what to do; empty if good
+};
+
+struct HostCheckOptions {
+  int ranks = 1;                     // of this host
+  std::filesystem::path run_folder;  // need not exist; empty: no disk is checked
+  std::filesystem::path rates;       // file of the last rate of this host; empty: it is not kept
+};
+
+// What was measured; the verdicts follow from it alone.
+struct HostFacts {
+  std::optional<double> gflops, last_gflops;  // of one core, in fp32
+  int64_t memory_bytes = -1;                  // available; -1: unknown, as below
+  int64_t disk_bytes = -1, shm_bytes = -1;    // free
+  std::string disk_error;                     // why no file can be written; empty if it can
+  int64_t descriptors = -1;                   // that a process may open
+  std::optional<double> clock_skew_s;         // of the file system of the run folder
+};
+HostFacts measure_host(const HostCheckOptions& options);
+std::vector<HostCheck> judge_host(const HostFacts& facts, int ranks);
+
+inline std::vector<HostCheck> check_host(const HostCheckOptions& options) {
+  return judge_host(measure_host(options), options.ranks);
+}
+
+// One line for each fault, and no line if ranks can work: "disk: 0 B free: delete old checkpoints".
+std::vector<std::string> faults_of(const std::vector<HostCheck>& checks);
+
+}  // namespace mtrain::launch

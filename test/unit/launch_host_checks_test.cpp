@@ -1,0 +1,90 @@
+#include <chrono>
+#include <fstream>
+
+#include <catch2/catch.hpp>
+
+#include "launch/host_checks.h"
+#include "test/support/temporary_folder.h"
+
+namespace launch_host_checks_test {
+
+using namespace mtrain;
+using namespace mtrain::launch;
+using Catch::Matchers::Contains;
+using Verdict = HostCheck::Verdict;
+
+namespace {
+
+constexpr int64_t kGiB = 1 << 30;
+const HostFacts kGood{.gflops = 10,
+                      .last_gflops = 11,
+                      .memory_bytes = 64 * kGiB,
+                      .disk_bytes = 100 * kGiB,
+                      .shm_bytes = kGiB,
+                      .descriptors = 4096,
+                      .clock_skew_s = 0.02};
+
+HostCheck check_of(const HostFacts& facts, const char* name, int ranks = 2) {
+  for (const HostCheck& c : judge_host(facts, ranks))
+    if (c.name == name) return c;
+  FAIL(name);
+  return {};
+}
+
+}  // namespace
+
+TEST_CASE("each check has its verdict and a hint") {
+  for (const HostCheck& c : judge_host(kGood, 2)) {
+    CAPTURE(c.name);
+    CHECK(c.verdict == Verdict::good);
+    CHECK(c.hint.empty());
+  }
+  struct Row {
+    const char* name;
+    void (*change)(HostFacts&);
+    Verdict verdict;
+  };
+  const Row rows[] = {{"GEMM of a core", [](HostFacts& f) { f.gflops = 7; }, Verdict::warn},
+                      {"memory", [](HostFacts& f) { f.memory_bytes = kGiB / 2; }, Verdict::warn},
+                      {"memory", [](HostFacts& f) { f.memory_bytes = kGiB / 16; }, Verdict::fault},
+                      {"disk", [](HostFacts& f) { f.disk_bytes = kGiB / 2; }, Verdict::warn},
+                      {"disk", [](HostFacts& f) { f.disk_bytes = 0; }, Verdict::fault},
+                      {"disk", [](HostFacts& f) { f.disk_error = "read-only"; }, Verdict::fault},
+                      {"/dev/shm", [](HostFacts& f) { f.shm_bytes = 4096; }, Verdict::warn},
+                      {"open files", [](HostFacts& f) { f.descriptors = 64; }, Verdict::fault},
+                      {"clock", [](HostFacts& f) { f.clock_skew_s = -3600; }, Verdict::warn},
+                      {"clock", [](HostFacts& f) { f.clock_skew_s.reset(); }, Verdict::unknown},
+                      {"memory", [](HostFacts& f) { f.memory_bytes = -1; }, Verdict::unknown},
+                      {"open files", [](HostFacts& f) { f.descriptors = -1; }, Verdict::unknown}};
+  for (const Row& row : rows) {
+    HostFacts facts = kGood;
+    row.change(facts);
+    const HostCheck c = check_of(facts, row.name);
+    CAPTURE(c.name, c.value);
+    CHECK(c.verdict == row.verdict);
+    CHECK(c.hint.empty() == (row.verdict == Verdict::unknown));
+    CHECK(faults_of(judge_host(facts, 2)).size() == (row.verdict == Verdict::fault ? 1 : 0));
+  }
+}
+
+TEST_CASE("this host is measured quickly, and its rate is compared with the last one") {
+  const TemporaryFolder folder;
+  const HostCheckOptions options{
+      .ranks = 1, .run_folder = folder.path / "runs" / "new", .rates = folder.path / "c" / "rate"};
+  const HostFacts first = measure_host(options), second = measure_host(options);
+  CHECK(*first.gflops > 0);
+  CHECK_FALSE(first.last_gflops);
+  CHECK(*second.last_gflops == Approx(*first.gflops));
+  CHECK(first.disk_error.empty());
+  CHECK(first.disk_bytes > 0);
+  CHECK(std::abs(*first.clock_skew_s) < 5);
+  CHECK(std::filesystem::is_empty(folder.path / "c") == false);
+  CHECK_FALSE(std::filesystem::exists(folder.path / "runs"));  // nothing is made
+  HostFacts facts = kGood;
+  facts.disk_error = "cannot write into /x: Read-only file system";
+  const auto lines = faults_of(judge_host(facts, 1));
+  REQUIRE(lines.size() == 1);
+  CHECK_THAT(lines[0], Contains("disk: cannot write into /x: Read-only file system: choose"));
+}
+
+}  // namespace launch_host_checks_test
