@@ -1,6 +1,6 @@
 // What AutoModel's recipes mean where they leave something out.
-#include <catch2/catch.hpp>
 #include <fmt/core.h>
+#include <catch2/catch.hpp>
 
 #include "interchange/model_source.h"
 #include "plan/load_recipe.h"
