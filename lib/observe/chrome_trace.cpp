@@ -102,19 +102,24 @@ void ChromeTrace::record(const device::Timing& t) {
   // The span of a communication begins when the last rank was ready, if that is known.
   const int64_t begin_ns = t.begin_ns + t.idle_ns.value_or(0);
   if (begin_ns - t.begin_ns >= kShortestWait)
-    add({.begin_ns = t.begin_ns, .end_ns = begin_ns, .wait = true}, "wait for another rank",
-        t.stream, t.scope);
+    add({.begin_ns = t.begin_ns, .end_ns = begin_ns, .kind = Entry::Kind::wait},
+        "wait for another rank", t.stream, t.scope);
   add({.begin_ns = begin_ns, .end_ns = t.end_ns, .bytes = t.wire_bytes}, t.name, t.stream, t.scope);
 }
 
 void ChromeTrace::waited(const device::Waiting& w) {
   if (w.end_ns - w.begin_ns >= kShortestWait)
-    add({.begin_ns = w.begin_ns, .end_ns = w.end_ns, .wait = true},
+    add({.begin_ns = w.begin_ns, .end_ns = w.end_ns, .kind = Entry::Kind::wait},
         "wait for " + stream_name(w.waits_for), w.stream, w.scope);
 }
 
 void ChromeTrace::record_step(std::string_view name, int64_t begin_ns, int64_t end_ns) {
   add({.begin_ns = begin_ns, .end_ns = end_ns}, name, {}, "");
+}
+
+void ChromeTrace::record_bytes(std::string_view name, int64_t at_ns, int64_t bytes) {
+  add({.begin_ns = at_ns, .end_ns = at_ns, .bytes = bytes, .kind = Entry::Kind::counter}, name, {},
+      "");
 }
 
 size_t ChromeTrace::events() const {
@@ -127,12 +132,15 @@ size_t ChromeTrace::dropped() const {
 }
 
 std::string ChromeTrace::json(const Entry& e, int64_t origin_ns) const {
+  if (e.kind == Entry::Kind::counter)
+    return fmt::format(R"({{"name":{},"pid":{},"ts":{},"ph":"C","args":{{"bytes":{}}}}})",
+                       json_text(*e.name), rank_, microseconds(e.begin_ns - origin_ns), e.bytes);
   std::string args = e.action ? arguments_of(*e.action) : "";
   if (e.bytes > 0) args += fmt::format(R"({}"bytes":{})", args.empty() ? "" : ",", e.bytes);
   if (!args.empty()) args = ",\"args\":{" + args + "}";
   return fmt::format(R"({{"name":{}{},"pid":{},"tid":{},"ts":{},"ph":"X","dur":{}{}}})",
-                     json_text(*e.name), e.wait ? R"(,"cat":"wait")" : "", rank_, e.track,
-                     microseconds(e.begin_ns - origin_ns),
+                     json_text(*e.name), e.kind == Entry::Kind::wait ? R"(,"cat":"wait")" : "",
+                     rank_, e.track, microseconds(e.begin_ns - origin_ns),
                      microseconds(std::max<int64_t>(0, e.end_ns - e.begin_ns)), args);
 }
 

@@ -1,6 +1,6 @@
 // Writes launches as a JSON trace for chrome://tracing and Perfetto, with one process per rank and
 // one track per stream. The arguments of a span are its pass, with stage and micro-batch, and the
-// bytes that a communication sends. Waits are spans of the category "wait".
+// bytes that a communication sends. Waits are spans of the category "wait". Memory is a counter.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -23,8 +23,10 @@ class ChromeTrace : public device::TimingSink {
 
   void record(const device::Timing& timing) override;
   void waited(const device::Waiting& waiting) override;
-  // Adds a span that the host has timed, such as a step, to the track of the steps.
+  // Adds a span that the host has timed, such as a step or a save, to the track of the steps.
   void record_step(std::string_view name, int64_t begin_ns, int64_t end_ns);
+  // Adds a value of a counter, in bytes.
+  void record_bytes(std::string_view name, int64_t at_ns, int64_t bytes);
   // Sets the time 0 of the trace, on the clock of the launches' timings. By default time begins
   // with the first event.
   void set_origin(int64_t ns) { origin_ns_ = ns; }
@@ -41,7 +43,7 @@ class ChromeTrace : public device::TimingSink {
     int64_t begin_ns = 0, end_ns = 0;
     int64_t bytes = 0;
     int32_t track = 0;
-    bool wait = false;
+    enum class Kind : uint8_t { span, wait, counter } kind = Kind::span;
   };
   using Track = std::optional<device::StreamId>;  // a stream; absent for the track of the steps
   void add(Entry entry, std::string_view name, Track track, std::string_view scope);

@@ -103,14 +103,19 @@ Window step_window(const Trace& trace, std::optional<int64_t> step) {
   if (!track && !step) return full_window(trace);
   if (!track)
     throw UserError("the trace does not have the times of its steps", "use --from and --to");
-  const TraceSpan* found = &track->spans.back();
+  std::vector<const TraceSpan*> steps;  // without saves and evaluations
+  for (const TraceSpan& span : track->spans)
+    if (span.name.starts_with("step ")) steps.push_back(&span);
+  if (steps.empty()) return full_window(trace);
+  const TraceSpan* found = steps.back();
   if (step) {
+    const std::string name = fmt::format("step {}", *step);
     const auto at =
-        std::ranges::find(track->spans, fmt::format("step {}", *step), &TraceSpan::name);
-    if (at == track->spans.end())
+        std::ranges::find_if(steps, [&](const TraceSpan* span) { return span->name == name; });
+    if (at == steps.end())
       throw UserError(fmt::format("the trace has no step {}", *step),
-                      fmt::format("it has {} to {}", track->spans.front().name, found->name));
-    found = &*at;
+                      fmt::format("it has {} to {}", steps.front()->name, found->name));
+    found = *at;
   }
   return {found->begin_us, found->end_us};
 }

@@ -445,6 +445,8 @@ class Training {
   }
 
   // Whether nothing has changed since the last evaluation.
+  RunTrace* trace() { return trace_ ? &*trace_ : nullptr; }
+
   bool evaluated() const {
     const int64_t step = trainer_.steps_done();
     return step == 0 || validation_.of_step(step);
@@ -455,6 +457,7 @@ class Training {
     early_end_->at(Doing::evaluation, trainer_.steps_done());
     show(fmt::format("evaluating after step {}", trainer_.steps_done()));
     if (fault_) fault_->before_evaluation(trainer_.steps_done());
+    const RunTrace::Span span(trace(), "evaluation");
     const auto [loss, samples] = validation_.evaluate();
     shown_no_more();
     if (plan_.checkpoint.keep_best > 0) {
@@ -491,6 +494,7 @@ class Training {
 
   // `last`: no later save of this run can replace it.
   void save(bool last) {
+    const RunTrace::Span span(trace(), "save");
     RunSaver::Request request{.last = last,
                               .best = new_best_,
                               .evaluation = validation_.of_step(trainer_.steps_done()),

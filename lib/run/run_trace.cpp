@@ -37,8 +37,17 @@ RunTrace::RunTrace(train::Trainer& trainer, fs::path path)
 void RunTrace::step_begins() { step_began_ns_ = now_ns<std::chrono::steady_clock>(); }
 
 void RunTrace::step_done(int64_t step) {
-  trace_.record_step(fmt::format("step {}", step), step_began_ns_,
-                     now_ns<std::chrono::steady_clock>());
+  const int64_t now = now_ns<std::chrono::steady_clock>();
+  trace_.record_step(fmt::format("step {}", step), step_began_ns_, now);
+  trace_.record_bytes("memory", now, trainer_.device().allocator().total().current);
+}
+
+RunTrace::Span::Span(RunTrace* trace, const char* name) : trace_(trace), name_(name) {
+  if (trace_) began_ns_ = now_ns<std::chrono::steady_clock>();
+}
+
+RunTrace::Span::~Span() {
+  if (trace_) trace_->trace_.record_step(name_, began_ns_, now_ns<std::chrono::steady_clock>());
 }
 
 RunTrace::~RunTrace() {

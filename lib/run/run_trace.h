@@ -20,6 +20,19 @@ class RunTrace {
   // These record a step as seen by the host, on a separate track.
   void step_begins();
   void step_done(int64_t step);
+  // Records what the host does besides steps, such as a save, while the object lives.
+  class Span {
+   public:
+    Span(RunTrace* trace, const char* name);  // null: records nothing
+    ~Span();
+    Span(const Span&) = delete;
+    Span& operator=(const Span&) = delete;
+
+   private:
+    RunTrace* trace_;
+    const char* name_;
+    int64_t began_ns_ = 0;
+  };
   // Writes the trace. All ranks must call it. Returns on rank 0 a line for the log about the
   // written file, or why nothing was written; returns an empty text on the others.
   std::string finish();

@@ -71,6 +71,7 @@ TEST_CASE("a trace of two streams has their launches on their tracks") {
     device->synchronize();
   }  // the streams' names are gone; the trace has its own
   trace.record_step("step \"1\"", 1, 2);
+  trace.record_bytes("memory", 2, 4096);
 
   const json parsed = trace_of(trace);
   std::map<int, std::string> track;
@@ -98,6 +99,11 @@ TEST_CASE("a trace of two streams has their launches on their tracks") {
                                                {"dp_grad/reduce", 1},
                                                {"dp_grad/wait for compute", 1},
                                                {"steps/step \"1\"", 1}});
+  const auto counters = events_of(parsed, "C");
+  REQUIRE(counters.size() == 1);
+  CHECK(counters[0].at("name") == "memory");
+  CHECK(counters[0].at("pid") == 3);
+  CHECK(counters[0].at("args").at("bytes") == 4096);
 }
 
 TEST_CASE("spans of a trace carry their pass, stage, micro-batch and bytes, and waits are spans") {
@@ -541,6 +547,7 @@ TEST_CASE("a trace is shown as text: who was at work when") {
     trace.set_origin(0);
     trace.record_step("step 1", 0, 100'000'000);
     trace.record_step("step 2", 100'000'000, 200'000'000);
+    trace.record_step("save", 200'000'000, 300'000'000);  // not a step: it is not shown by default
     record("matmul_fc1_fwd", device::StreamKind::compute, 10, 90);
     record("matmul_fc1_fwd", device::StreamKind::compute, 100, 130);
     record("attention_fwd", device::StreamKind::compute, 130, 140);
