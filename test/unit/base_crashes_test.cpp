@@ -1,7 +1,7 @@
 // Tests the report of a process that crashes.
+#include <dlfcn.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
-#include <dlfcn.h>
 #include <unistd.h>
 #include <csignal>
 #include <cstdio>

@@ -126,8 +126,9 @@ TEST_CASE("delayed scales follow the last amax or the history's largest") {
 TEST_CASE("a step that updates nothing leaves histories as they are, but an empty one takes it") {
   const Array skipped = Array::one(DType::f32, NAN), used = Array::one(DType::f32, 1);
   for (const bool most_recent : {false, true}) {
-    Array history(DType::f32, std::vector<double>{0, 4, 0, 0}), amax(DType::f32, std::vector{8.0, 8.0}),
-        scale(DType::f32, std::vector{56.0, 1.0}), inverse(DType::f32, std::vector{1 / 56.0, 1.0});
+    Array history(DType::f32, std::vector<double>{0, 4, 0, 0}),
+        amax(DType::f32, std::vector{8.0, 8.0}), scale(DType::f32, std::vector{56.0, 1.0}),
+        inverse(DType::f32, std::vector{1 / 56.0, 1.0});
     const auto step = [&](const Array& grad_scale) {
       cpu::run(UpdateScales{.grad_scale = grad_scale,
                             .amax_C = amax,
