@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <charconv>
 #include <chrono>
-#include <filesystem>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -16,6 +15,8 @@
 #include "launch/host_gpus.h"
 #include "launch/job_folder.h"
 #include "launch/job_store.h"
+#include "launch/log_folders.h"
+#include "launch/rounds_together.h"
 #include "launch/signals.h"
 #include "launch/watchdog.h"
 
@@ -25,32 +26,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using namespace std::chrono_literals;
-namespace fs = std::filesystem;
 
 constexpr auto kRanWell = 60s;  // after this time a start counts as successful
 // How long the end waits while nobody reads the output: after a normal end, after a signal.
 constexpr auto kPatience = 5s, kPatienceAfterSignal = 1s;
-
-// Returns the number of the first folder attempt_<number>, at or after `from`, that has no output
-// of these ranks yet, and makes their folders in it: output of earlier launches is kept.
-int make_log_folders(const fs::path& log_dir, int from, int first_rank, int ranks) {
-  for (int number = from;; ++number) {
-    const fs::path attempt = log_dir / fmt::format("attempt_{}", number);
-    const auto folder = [&](int i) { return attempt / fmt::format("rank_{}", first_rank + i); };
-    std::error_code error;
-    bool taken = false;
-    for (int i = 0; i < ranks && !taken; ++i) taken = fs::exists(folder(i), error);
-    if (taken) continue;
-    fs::create_directories(attempt, error);
-    // If two launches start at the same time, only one of them makes the first rank's folder.
-    if (!error && !fs::create_directory(folder(0), error) && !error) continue;
-    for (int i = 1; i < ranks && !error; ++i) fs::create_directory(folder(i), error);
-    if (error)
-      throw UserError(fmt::format("cannot make {}: {}", attempt.string(), error.message()),
-                      "give a folder that can be written with --log_dir");
-    return number;
-  }
-}
 
 }  // namespace
 
@@ -99,29 +78,26 @@ int run_starts(const AgentOptions& o, JobState& job) {
   const auto tell_unsaved = [&] {
     if (o.unsaved) console.say("mtrain-launch: " + o.unsaved());
   };
-  for (int number = 0, failures = 0, log_number = -1;; ++number) {
-    if (!o.log_dir.empty() && (o.redirects.any() || o.tee.any())) {
-      log_number =
-          make_log_folders(o.log_dir, log_number + 1, o.node * o.ranks_per_node, o.ranks_per_node);
-      console.say(fmt::format("mtrain-launch: the ranks' output is in {}",
-                              (o.log_dir / fmt::format("attempt_{}", log_number)).string()));
-    }
+  LogFolders logs(o, console);
+  const RoundPlace place{.first_rank = o.node * o.ranks_per_node,
+                         .ranks = o.ranks_per_node,
+                         .world = o.ranks_per_node * o.nodes,
+                         .group_rank = o.node,
+                         .groups = o.nodes};
+  for (int number = 0, failures = 0;; ++number) {
     const auto began = Clock::now();
-    Attempt attempt(o, job, number, log_number);
+    Attempt attempt(o, job, place, number, logs.make(place.first_rank, place.ranks));
     if (attempt.run()) return 0;
     const int signal = job.ends.signal();
-    if (attempt.killed_by_user() || attempt.ended_by_user()) {
-      const std::string why = attempt.killed_by_user()
-                                  ? "second signal: the ranks were killed"
-                                  : fmt::format("{} has ended the ranks", name_of(signal));
-      console.say("mtrain-launch: " + why);
-      JobFailure failure = attempt.failure(128 + signal, {}, why);
-      failure.interrupted = true;
+    const bool interrupted = attempt.killed_by_user() || attempt.ended_by_user();
+    const RoundCause cause = interrupted ? attempt.interruption() : attempt.cause();
+    if (!cause.text.empty()) console.say(cause.text);
+    JobFailure failure = failure_of(cause, job.id);
+    if (interrupted) {
       if (o.on_failure) o.on_failure(failure);
       tell_unsaved();
-      return 128 + signal;
+      return failure.exit_code;
     }
-    JobFailure failure = attempt.report();
     // Input that worked at the first start is not a user's mistake at a later one.
     if (number > 0) failure.exit_code = 1;
     const int code = failure.exit_code;
@@ -157,7 +133,8 @@ int run_agent(const AgentOptions& options) {
   Console console;
   JobState job{
       .id = id, .store = store, .signals = signals, .watchdog = watchdog, .console = console};
-  const int code = run_starts(options, job);
+  const int code =
+      options.acts_together() ? run_rounds_together(options, job) : run_starts(options, job);
   watchdog.dismiss();
   const auto patience = job.ends.signal() ? kPatienceAfterSignal : kPatience;
   const auto asked_to_end = [&] {

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "base/usable_cores.h"
 #include "launch/end_signals.h"
 #include "launch/job.h"
@@ -33,6 +34,7 @@ namespace fs = std::filesystem;
 // After the first failure the other ranks notice that their peer is gone, and end. Ranks that have
 // not ended after kUntilTerm get SIGTERM, and after kUntilKill SIGKILL: all within 5 s.
 constexpr auto kUntilTerm = 2s, kUntilKill = 4s;
+constexpr auto kUntilAbandoned = 8s;  // after SIGKILL
 
 constexpr int kUsage = 2, kNotRun = 127;  // exit codes of a rank that a restart would repeat
 
@@ -76,10 +78,11 @@ std::string cause_of(const RankProcess& c, const std::optional<RankError>& error
 
 }  // namespace
 
-Attempt::Attempt(const AgentOptions& o, JobState& job, int number, int log_number)
-    : o_(o), job_(job), number_(number), log_number_(log_number) {
+Attempt::Attempt(const AgentOptions& o, JobState& job, const RoundPlace& place, int number,
+                 int log_number)
+    : o_(o), job_(job), place_(place), number_(number), log_number_(log_number) {
   job_.store.begin(number);
-  for (int i = 0; i < o.ranks_per_node; ++i) start(i);
+  for (int i = 0; i < place.ranks; ++i) start(i);
 }
 
 Attempt::~Attempt() {
@@ -87,7 +90,7 @@ Attempt::~Attempt() {
   // Until here the pids still belong to the ranks: kill_groups() cannot hit another process.
   for (const RankProcess& c : children_) {
     job_.watchdog.remove_group(c.pid);
-    waitpid(c.pid, nullptr, 0);
+    waitpid(c.pid, nullptr, c.abandoned ? WNOHANG : 0);
   }
 }
 
@@ -95,10 +98,13 @@ bool Attempt::run() {
   while (!over()) {
     std::vector<pollfd> fds{{job_.signals.fd(), POLLIN, 0}};
     for (const RankOutput& p : outputs_) fds.push_back({p.fd(), POLLIN, 0});
+    if (job_.link) fds.push_back({job_.link->fd(), POLLIN, 0});
     poll(fds.data(), fds.size(), 100);
     while (const int signal = job_.signals.next()) on_signal(signal);
     pump(fds);
     reap();
+    if (job_.link) take_news();
+    abandon_unkillable();
     if (failed_at_)
       press();
     else if (!hang_ && (hang_ = pulses_.look(Clock::now())))
@@ -122,9 +128,12 @@ bool Attempt::ended_by_user() const {
          });
 }
 
-JobFailure Attempt::report() const {
-  if (hang_ && !has_own_error()) return failure(1, hang_->culprit, hang_->message);
-  const RankProcess* cause = nullptr;
+RoundCause Attempt::cause() const {
+  // A host that acts alone has printed it.
+  if (hang_ && !has_own_error())
+    return cause_with(hang_->culprit ? 0 : 2, hang_->culprit, hang_->message,
+                      job_.link ? hang_text() : "");
+  const RankProcess* first = nullptr;
   std::optional<RankError> error;
   // The rank with the lowest weight is the first cause. A rank that died without an error file
   // causes the errors of others; next come errors that are not about peers.
@@ -137,37 +146,57 @@ JobFailure Attempt::report() const {
     if (ended_well(c)) continue;
     auto e = read_error_file(c.error_file);
     const auto earlier = [&] {
-      const int a = weight(c, e), b = weight(*cause, error);
+      const int a = weight(c, e), b = weight(*first, error);
       return a != b ? a < b : e && error && e->time < error->time;
     };
-    if (!cause || earlier()) cause = &c, error = std::move(e);
+    if (!first || earlier()) first = &c, error = std::move(e);
   }
-  if (!cause) return failure(1, {}, "");
-  const std::string message = cause_of(*cause, error);
-  std::string text = "mtrain-launch: error: " + message;
-  if (error && !error->hint.empty()) text += "\n  hint: " + error->hint;
-  if (error) text += lines_below(fmt::format("rank {} was at", cause->rank), error->frames);
-  // A rank that died could not write them.
-  const bool died = !error || error->kind == ErrorKind::crash;
-  text += lines_below(fmt::format("last launches of rank {}", cause->rank),
-                      died ? launch_lines(pulses_.state(cause->rank), kLaunches) : error->launches);
-  job_.console.say(text);
-  for (const RankProcess& c : children_)
-    if (&c != cause && !ended_well(c) && !c.asked_to_end && !read_error_file(c.error_file))
-      job_.console.say(fmt::format("  then rank {} {}", c.rank, end_of(c)));
+  if (!first) return cause_with(3, {}, "", "");
+  const std::string message = cause_of(*first, error);
+  RoundCause cause = cause_with(weight(*first, error), first->rank, message,
+                                "mtrain-launch: error: " + message + details_of(*first, error));
   const bool usage =
-      cause->status && WIFEXITED(*cause->status) &&
-      (WEXITSTATUS(*cause->status) == kUsage || WEXITSTATUS(*cause->status) == kNotRun);
-  return failure(usage || (error && error->kind == ErrorKind::user) ? 2 : 1, cause->rank, message);
+      first->status && WIFEXITED(*first->status) &&
+      (WEXITSTATUS(*first->status) == kUsage || WEXITSTATUS(*first->status) == kNotRun);
+  cause.exit_code = usage || (error && error->kind == ErrorKind::user) ? 2 : 1;
+  return cause;
 }
 
-JobFailure Attempt::failure(int exit_code, std::optional<int> culprit,
-                            const std::string& message) const {
-  return {.job = job_.id,
-          .exit_code = exit_code,
+RoundCause Attempt::interruption() const {
+  const int signal = job_.ends.signal();
+  const std::string why = killed_by_user_ ? "second signal: the ranks were killed"
+                                          : fmt::format("{} has ended the ranks", name_of(signal));
+  RoundCause cause = cause_with(1, {}, why, "mtrain-launch: " + why);
+  cause.exit_code = 128 + signal;
+  cause.interrupted = true;
+  return cause;
+}
+
+RoundCause Attempt::cause_with(int weight, std::optional<int> rank, const std::string& message,
+                               const std::string& text) const {
+  return {.weight = weight,
           .step = pulses_.last_step(),
-          .culprit = culprit,
-          .message = message};
+          .rank = rank,
+          .host = host_name(),
+          .message = message,
+          .text = text};
+}
+
+// Returns lines about the rank that is the cause, and about others that died.
+std::string Attempt::details_of(const RankProcess& cause,
+                                const std::optional<RankError>& error) const {
+  std::string text;
+  if (job_.link) text += fmt::format("\n  on host {} ({})", o_.node, host_name());
+  if (error && !error->hint.empty()) text += "\n  hint: " + error->hint;
+  if (error) text += lines_below(fmt::format("rank {} was at", cause.rank), error->frames);
+  // A rank that died could not write them.
+  const bool died = !error || error->kind == ErrorKind::crash;
+  text += lines_below(fmt::format("last launches of rank {}", cause.rank),
+                      died ? launch_lines(pulses_.state(cause.rank), kLaunches) : error->launches);
+  for (const RankProcess& c : children_)
+    if (&c != &cause && !ended_well(c) && !c.asked_to_end && !read_error_file(c.error_file))
+      text += fmt::format("\n  then rank {} {}", c.rank, end_of(c));
+  return text;
 }
 
 // Whether a rank has reported an error that is not about its peers. What hangs is then its end.
@@ -180,18 +209,19 @@ bool Attempt::has_own_error() const {
 
 // Reports first: a rank that waits for a device or a disk may not end even when it is killed.
 void Attempt::end_hang() {
-  if (!has_own_error()) tell_hang();
+  if (!has_own_error() && !job_.link) job_.console.say(hang_text());
   job_.store.fail(hang_->message);
+  report_failure();
   kill_all(SIGKILL);
 }
 
-void Attempt::tell_hang() const {
+std::string Attempt::hang_text() const {
   std::string text =
       fmt::format("mtrain-launch: error: {}\n  hint: {}", hang_->message, hang_->hint);
   text += lines_below("the ranks of this host", hang_->ranks);
   if (hang_->culprit)
     text += lines_below(fmt::format("last launches of rank {}", *hang_->culprit), hang_->launches);
-  job_.console.say(text);
+  return text;
 }
 
 // The first rank's output has no prefix, and its progress line is drawn as on a terminal.
@@ -236,17 +266,18 @@ std::map<std::string, std::string> Attempt::environment_of(const RankProcess& c)
       env[std::string(*e, size_t(equals - *e))] = equals + 1;
   // emplace() keeps variables that the user has set.
   for (const auto& [name, value] : o_.environment) env.emplace(name, value);
-  const int world = o_.ranks_per_node * o_.nodes;
   env["RANK"] = std::to_string(c.rank);
   env["LOCAL_RANK"] = std::to_string(c.local_rank);
-  env["WORLD_SIZE"] = std::to_string(world);
-  env["LOCAL_WORLD_SIZE"] = std::to_string(o_.ranks_per_node);
-  env["GROUP_RANK"] = std::to_string(o_.node);
+  env["WORLD_SIZE"] = std::to_string(place_.world);
+  env["LOCAL_WORLD_SIZE"] = std::to_string(place_.ranks);
+  env["GROUP_RANK"] = std::to_string(place_.group_rank);
+  env["GROUP_WORLD_SIZE"] = std::to_string(place_.groups);
   env["MASTER_ADDR"] = o_.master_addr;
   env["MASTER_PORT"] = std::to_string(job_.store.port());
   env["MTRAIN_JOB_ID"] = job_.id;
   env["MTRAIN_RESTART_COUNT"] = std::to_string(number_);
   env[kServedVariable] = job_.store.serves() ? "1" : "0";
+  if (job_.store.serves()) env[kServedAtVariable] = job_.store.address().host;
   env[kJobNameVariable] = o_.run_id;
   env["MTRAIN_ERROR_FILE"] = c.error_file.string();
   env[kLauncherPid] = std::to_string(getpid());
@@ -256,7 +287,7 @@ std::map<std::string, std::string> Attempt::environment_of(const RankProcess& c)
   if (!o_.run_id.empty()) env["TORCHELASTIC_RUN_ID"] = o_.run_id;
   if (const std::string token = job_.store.token(); !token.empty())
     env.emplace(kTokenVariable, token);
-  env.emplace("OMP_NUM_THREADS", std::to_string(std::max(1, usable_cores() / o_.ranks_per_node)));
+  env.emplace("OMP_NUM_THREADS", std::to_string(std::max(1, usable_cores() / place_.ranks)));
   env.erase("TORCHELASTIC_USE_AGENT_STORE");  // an outer torchrun may have set it
   return env;
 }
@@ -264,7 +295,7 @@ std::map<std::string, std::string> Attempt::environment_of(const RankProcess& c)
 void Attempt::start(int local_rank) {
   RankProcess c;
   c.local_rank = local_rank;
-  c.rank = o_.node * o_.ranks_per_node + local_rank;
+  c.rank = place_.first_rank + local_rank;
   c.error_file = folder_.path() / fmt::format("rank-{}.json", c.rank);
   const int pulse = pulses_.add(c.rank);
   const int out = output(STDOUT_FILENO, c);
@@ -322,11 +353,21 @@ void Attempt::on_signal(int signal) {
   }
   switch (job_.ends.add(signal, Clock::now(), job_.signals.from_keyboard())) {
     case EndRequests::Kind::repeat: return;
-    case EndRequests::Kind::second: killed_by_user_ = true; return kill_all(SIGKILL);
+    case EndRequests::Kind::second:
+      killed_by_user_ = true;
+      if (job_.link) job_.link->change([](LauncherNote& note) { note.second = true; });
+      return kill_all(SIGKILL);
     case EndRequests::Kind::first: break;
   }
+  if (job_.link) job_.link->change([&](LauncherNote& note) { note.signal = signal; });
+  end_by(signal, "");
+}
+
+// Makes the ranks save and end. `whose`: begins the line that is printed.
+void Attempt::end_by(int signal, const std::string& whose) {
   // The first rank of a training reports by itself.
-  job_.console.say(fmt::format("mtrain-launch: {}: the ranks are asked to {}", name_of(signal),
+  job_.console.say(fmt::format("mtrain-launch: {}{}: the ranks are asked to {}", whose,
+                               name_of(signal),
                                o_.unsaved ? "save and end" : "end; a second signal kills them"));
   pass_on(signal);
   // The sender of the signal may have signalled the ranks before.
@@ -371,7 +412,41 @@ void Attempt::reap() {
     if (ended_well(c) || failed_at_ || stopped) continue;
     failed_at_ = Clock::now();
     job_.store.fail(cause_of(c, read_error_file(c.error_file)));
+    report_failure();
   }
+}
+
+// Makes the ranks of the other hosts end, too.
+void Attempt::report_failure() {
+  if (job_.link)
+    job_.link->change([](LauncherNote& note) { note.state = LauncherNote::State::failed; });
+}
+
+// Follows the news that concern a running start, and leaves all others.
+void Attempt::take_news() {
+  using Kind = LauncherNews::Kind;
+  job_.link->clear_event();
+  while (const auto news = job_.link->news()) {
+    const bool lines_alone = news->kind == Kind::cause && !news->cause;
+    const bool ends =
+        (news->kind == Kind::end || news->kind == Kind::kill) && news->round == number_;
+    const bool refuses_other = news->kind == Kind::refuse && news->id != job_.link->id();
+    if (!lines_alone && !ends && !refuses_other && news->kind != Kind::signal) {
+      if (!killed_at_) kill_all(SIGKILL);  // the others do not wait for this host any more
+      return;
+    }
+    for (const std::string& line : news->lines) job_.console.say(line);
+    job_.link->drop_news();
+    if (ends && news->kind == Kind::kill) {
+      killed_by_user_ = killed_by_user_ || job_.ends.signal() != 0;
+      kill_all(SIGKILL);
+    }
+    if (ends && !failed_at_) failed_at_ = Clock::now();
+    if (news->kind == Kind::signal && job_.ends.signal() == 0 &&
+        job_.ends.add(news->signal, Clock::now()) == EndRequests::Kind::first)
+      end_by(news->signal, "another host got ");
+  }
+  if (!killed_at_ && !job_.link->lost().empty()) kill_all(SIGKILL);
 }
 
 // Whether mtrain is still running (it saves) after the shell that started it was ended by a
@@ -398,8 +473,24 @@ void Attempt::kill_all(int signal) {
     if (signal != SIGKILL) kill(c.pid, signal);
   }
   if (signal != SIGKILL) return;
+  if (!killed_at_) killed_at_ = Clock::now();
   kill_groups();
   kill_job_processes(job_.id);
+}
+
+// A rank that waits for a device or a disk may not end even when it is killed. It never runs its
+// own code again, therefore the others need not wait for it.
+void Attempt::abandon_unkillable() {
+  if (!killed_at_ || Clock::now() - *killed_at_ < kUntilAbandoned) return;
+  for (RankProcess& c : children_) {
+    if (c.status || c.abandoned) continue;
+    c.abandoned = true;
+    pulses_.ended(c.rank);
+    job_.console.say(
+        fmt::format("mtrain-launch: warning: rank {} (pid {}) does not end although it was killed: "
+                    "it waits for a device or a disk of this host",
+                    c.rank, c.pid));
+  }
 }
 
 // Kills all processes of all ranks, including those that dead ranks have left. The pids still
@@ -410,7 +501,7 @@ void Attempt::kill_groups() {
 
 bool Attempt::over() const {
   return std::all_of(children_.begin(), children_.end(),
-                     [](const RankProcess& c) { return c.status.has_value(); });
+                     [](const RankProcess& c) { return c.status || c.abandoned; });
 }
 
 }  // namespace mtrain::launch
