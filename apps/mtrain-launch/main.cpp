@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -21,6 +22,7 @@
 #include "base/file.h"
 #include "base/standard_streams.h"
 #include "base/strings.h"
+#include "elastic_worlds.h"
 #include "event_reporter.h"
 #include "launch/agent.h"
 #include "launch/continue_command.h"
@@ -134,15 +136,15 @@ std::string unsaved_after(const plan::FolderOptions& folders) {
 
 // Writes into run.json what the launcher knows better than rank 0, which may be dead.
 void record_failure(const std::string& run_dir, const launch::JobFailure& f) {
-  storage::JobEnd end{.job = f.job,
-                      .state = f.interrupted ? storage::RunState::interrupted
-                               : f.restarts  ? storage::RunState::restarting
-                                             : storage::RunState::failed,
-                      .exit_code = f.exit_code,
-                      .step = f.step,
-                      .culprit = storage::RunCulprit{.rank = f.culprit.value_or(-1),
-                                                     .host = f.culprit ? host_name() : "",
-                                                     .message = f.message}};
+  storage::JobEnd end{
+      .job = f.job,
+      .state = f.interrupted ? storage::RunState::interrupted
+               : f.restarts  ? storage::RunState::restarting
+                             : storage::RunState::failed,
+      .exit_code = f.exit_code,
+      .step = f.step,
+      .culprit = storage::RunCulprit{
+          .rank = f.culprit.value_or(-1), .host = f.culprit ? f.host : "", .message = f.message}};
   try {
     storage::record_job_end(run_dir, end);
   } catch (const std::exception& e) {
@@ -166,11 +168,37 @@ void check_this_host(const std::string& run_dir, int ranks) {
         fmt::format("ranks cannot work on {}: {}", host_name(), fmt::join(faults, "; ")));
 }
 
+// Returns the step of the newest complete checkpoint; -1: there is none, or it cannot be read now.
+int64_t newest_checkpoint(const plan::FolderOptions& folders) {
+  try {
+    const auto newest = storage::find_latest(folders.checkpoint_dir);
+    return newest ? newest->step : -1;
+  } catch (const std::exception&) {
+    return -1;
+  }
+}
+
+// Sets the functions by which a job finds its number of ranks. Returns that of all hosts together.
+int64_t set_elastic(const TrainOptions& training, launch::AgentOptions& o) {
+  const auto worlds = std::make_shared<ElasticWorlds>(
+      training, plan::machine_with(usable_gpus(), o.ranks_per_node));
+  o.largest_world = [worlds](int ranks) { return worlds->largest(ranks); };
+  o.nearest_worlds = [worlds](int ranks) { return worlds->nearest(ranks); };
+  o.layout = [worlds](int world) { return worlds->layout(world); };
+  const int most = o.ranks_per_node * o.nodes, world = worlds->largest(most);
+  if (world == 0)
+    throw UserError(fmt::format("--nnodes={}:{} with {} ranks each: {}", o.min_nodes, o.nodes,
+                                o.ranks_per_node, worlds->nearest(most)),
+                    "choose another number of hosts, or smaller sizes in `distributed`");
+  return world;
+}
+
 // Checks the recipe, and reports its mistakes once, before any rank starts. Sets the environment
 // variables of the ranks: launch.env, and those that must be set before a rank's process begins.
 // Returns what the launcher needs of the run.
 LaunchedRun check_recipe(const TrainOptions& training, launch::AgentOptions& o) {
-  const int64_t world = int64_t(o.ranks_per_node) * o.nodes;
+  const int64_t world =
+      o.is_elastic() ? set_elastic(training, o) : int64_t(o.ranks_per_node) * o.nodes;
   const Prepared ready =
       prepare(training, {.ranks = world,
                          .machine = plan::machine_with(usable_gpus(), o.ranks_per_node),
@@ -189,6 +217,7 @@ LaunchedRun check_recipe(const TrainOptions& training, launch::AgentOptions& o) 
     check_this_host(run_plan.folders.run_dir, o.ranks_per_node);
     o.shared_token = fs::path(run_plan.folders.run_dir) / ".token";
   }
+  o.newest_checkpoint = [folders = run_plan.folders] { return newest_checkpoint(folders); };
   o.unsaved = [folders = run_plan.folders] { return unsaved_after(folders); };
   // One of the hosts writes it, with what its launcher knows.
   if (o.node == 0)
@@ -226,6 +255,11 @@ int run(int argc, char** argv) {
       if (options->token_file.empty()) options->token_file = training->token_file;
       o.environment.emplace(launch::kContinueVariable, continue_command(o, argc, argv));
     }
+  if (o.is_elastic() && !o.uses_store)
+    throw UserError(
+        "--nnodes=MIN:MAX is for trainings of mtrain: no other program can change its "
+        "number of ranks",
+        fmt::format("write --nnodes={}", o.nodes));
   if (!options->token_file.empty())
     o.environment.emplace(launch::kTokenVariable,
                           launch::read_token_file(options->token_file).hex());

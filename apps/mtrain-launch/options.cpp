@@ -28,7 +28,7 @@ struct Words {
   std::optional<uint16_t> master_port, metrics_port;
   std::string metrics_host;
   int max_restarts = 0;
-  double monitor_interval = 0;
+  double monitor_interval = 0, timeout = 600;
   bool standalone = false, no_python = false, module = false, run_path = false;
 };
 
@@ -55,7 +55,11 @@ void add_ranks_and_hosts(CLI::App& app, Words& w) {
   add(app, "nproc-per-node", w.nproc, "ranks on this host: a number, auto, gpu or cpu")
       ->capture_default_str()
       ->group(group);
-  add(app, "nnodes", w.nnodes, "number of hosts; N:N means N")->capture_default_str()->group(group);
+  add(app, "nnodes", w.nnodes,
+      "number of hosts, or MIN:MAX: the job then trains with the hosts that are there, continues "
+      "without a host that is lost, and takes up hosts that come later")
+      ->capture_default_str()
+      ->group(group);
   add(app, "node-rank", w.node_rank, "number of this host, from 0")->group(group);
   add(app, "master-addr", w.master_addr, "host of rank 0; by default localhost")->group(group);
   add(app, "master-port", w.master_port,
@@ -67,12 +71,18 @@ void add_ranks_and_hosts(CLI::App& app, Words& w) {
       "port 0: a free one")
       ->group(group);
   add(app, "rdzv-backend", w.backend,
-      "c10d or static: with both, the ranks meet at the address above")
+      "store, c10d or static: with each, the ranks meet at the address above")
       ->group(group);
   add(app, "rdzv-id", w.id,
       "name of the job, the same on every host; ranks see it as TORCHELASTIC_RUN_ID")
       ->group(group);
   add(app, "rdzv-conf", w.config, "key=value,...; rank=N numbers this host")->group(group);
+  add(app, "rdzv-timeout", w.timeout,
+      "seconds that a host waits for host 0, and that a job of MIN:MAX hosts waits for enough of "
+      "them")
+      ->check(CLI::Range(1.0, 1e6).description(""))
+      ->capture_default_str()
+      ->group(group);
   add(app, "standalone", w.standalone, "one host, a free port (the default)")->group(group);
   add(app, "token-file", w.token_file,
       "file of 64 hexadecimal digits, the same on every host, with which the ranks authenticate "
@@ -89,7 +99,8 @@ void add_watching(CLI::App& app, Words& w) {
   add(app, "max-restarts", w.max_restarts,
       "restart all ranks after a failure, at most this often: from the newest checkpoint that the "
       "run has saved, or else from where the run began; the first restart follows at once, later "
-      "ones wait 1 s, then twice as long each time, at most 30 s")
+      "ones wait 1 s, then twice as long each time, at most 30 s; on several hosts a new "
+      "checkpoint begins the count again, and --nnodes=MIN:MAX has the default 3")
       ->check(integer_from(0, 1000000))
       ->capture_default_str()
       ->group("Failures");
@@ -145,10 +156,10 @@ void refuse(const Words& w) {
     throw UserError(fmt::format("--{} runs Python code, but ranks are programs",
                                 w.module ? "module" : "run_path"),
                     "mtrain-launch ... python3 -m module runs one as a program");
-  if (!w.backend.empty() && w.backend != "c10d" && w.backend != "static")
+  if (!w.backend.empty() && w.backend != "store" && w.backend != "c10d" && w.backend != "static")
     throw UserError(
-        fmt::format("--rdzv_backend={}: ranks can only meet at rank 0's own address", w.backend),
-        "use c10d or static, which mean this");
+        fmt::format("--rdzv_backend={}: ranks can only meet at the store of host 0", w.backend),
+        "use store; c10d and static mean the same");
   if (!w.numa.empty())
     throw UserError("--numa_binding: mtrain-launch does not bind ranks to NUMA nodes",
                     "start mtrain-launch under numactl or taskset");
@@ -201,7 +212,10 @@ bool is_loopback(const std::string& host) {
 // Sets the address of the rendezvous, and the host's number.
 void set_rendezvous(const Words& w, LaunchOptions& o) {
   launch::AgentOptions& a = o.agent;
-  a.nodes = launch::parse_nodes(w.nnodes);
+  const launch::NodeRange nodes = launch::parse_nodes(w.nnodes);
+  a.nodes = nodes.most;
+  a.min_nodes = nodes.least;
+  a.rendezvous_timeout = std::chrono::milliseconds(int64_t(w.timeout * 1000));
   const launch::RendezvousConfig config = launch::parse_rendezvous_config(w.config);
   o.warnings.insert(o.warnings.end(), config.warnings.begin(), config.warnings.end());
   if (!w.node_rank.empty()) {
@@ -291,7 +305,9 @@ std::optional<LaunchOptions> read_options(int argc, char** argv, int& exit_code)
   warn_of_idle(app, w, o);
   set_rendezvous(w, o);
   launch::AgentOptions& a = o.agent;
-  a.max_restarts = w.max_restarts;
+  constexpr int kElasticRestarts = 3;
+  const bool restarts_given = app.get_option("--max_restarts")->count() > 0;
+  a.max_restarts = a.is_elastic() && !restarts_given ? kElasticRestarts : w.max_restarts;
   a.redirects = launch::parse_streams("--redirects", w.redirects);
   a.tee = launch::parse_streams("--tee", w.tee);
   a.shown_ranks = launch::parse_local_ranks(w.shown);

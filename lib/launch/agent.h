@@ -17,7 +17,8 @@ namespace mtrain::launch {
 
 // Why a start of the job has failed, or was ended by a signal.
 struct JobFailure {
-  std::string job;  // the variable MTRAIN_JOB_ID of its ranks
+  std::string job;   // the variable MTRAIN_JOB_ID of the ranks on host 0
+  std::string host;  // of the culprit
   int exit_code = 1;
   bool interrupted = false;
   bool restarts = false;       // the launcher starts the ranks again
@@ -30,6 +31,7 @@ class JobObserver;
 
 struct AgentOptions {
   int ranks_per_node = 1, nodes = 1, node = 0;
+  int min_nodes = 0;  // fewer hosts than `nodes` also suffice if there are as many; 0: `nodes`
   std::string master_addr = "localhost";
   uint16_t master_port = 0;  // 0: any free port, for a job of one node
   int max_restarts = 0;
@@ -42,7 +44,15 @@ struct AgentOptions {
   // Whether the ranks meet at mtrain's store, as mtrain does. The launcher of host 0 then serves
   // it, if it has the job's token. Ranks of other programs may serve something at the job's port.
   bool uses_store = false;
-  std::filesystem::path shared_token;    // file by which hosts share a token; empty: they cannot
+  std::filesystem::path shared_token;  // file by which hosts share a token; empty: they cannot
+  bool is_elastic() const { return min_nodes > 0 && min_nodes < nodes; }
+  // Whether the launchers of all hosts begin and end the ranks together, through the store.
+  bool acts_together() const { return uses_store && nodes > 1 && !shared_token.empty(); }
+  // For such a job, as in LeaderOptions (launch/round_leader.h).
+  std::function<int(int ranks)> largest_world;
+  std::function<std::string(int world)> layout, nearest_worlds;
+  std::function<int64_t()> newest_checkpoint;
+  std::chrono::milliseconds rendezvous_timeout{600000};  // how long hosts wait for others
   std::function<std::string()> unsaved;  // describes what would be lost now; may be null
   std::function<void(const JobFailure&)> on_failure;  // called once for each start; may be null
   std::vector<JobObserver*> observers;

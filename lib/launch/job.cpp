@@ -128,6 +128,7 @@ Job read_job(bool by_hand) {
   job.token = variable(kTokenVariable).value_or("");
   job.name = variable(kJobNameVariable).value_or("");
   job.served = variable(kServedVariable) == "1";
+  if (job.served) job.served_at = variable(kServedAtVariable).value_or("");
   const Launcher* l = find_launcher(by_hand);
   if (!l) return job;
   job.launched = true;

@@ -17,13 +17,15 @@ struct Job {
   std::string id;
   uint16_t master_port = 0;  // where the ranks meet; unused by a single rank
   bool served = false;       // the launcher serves the store there; otherwise rank 0 does
+  std::string served_at;     // the address at which this host's launcher serves it; "": it does not
   std::string name;          // the job's name, the same on all hosts; "": it has none
   std::string token;         // MTRAIN_TOKEN (launch/job_token.h); never print it
   std::string token_file;    // the file that the user names instead
 };
 
-// With these variables mtrain-launch sets Job::served ("1") and Job::name.
+// With these variables mtrain-launch sets Job::served ("1"), Job::served_at and Job::name.
 constexpr const char* kServedVariable = "MTRAIN_STORE_SERVED";
+constexpr const char* kServedAtVariable = "MTRAIN_STORE_ADDRESS";
 constexpr const char* kJobNameVariable = "MTRAIN_JOB_NAME";
 
 // Reads the variables of mtrain-launch and torchrun (RANK, WORLD_SIZE), or else of Open MPI's

@@ -8,6 +8,7 @@
 #include "launch/job_token.h"
 #include "launch/port_claim.h"
 #include "store/rendezvous_host.h"
+#include "store/store_protocol.h"
 
 namespace mtrain::launch {
 
@@ -22,7 +23,8 @@ std::string given_token(const AgentOptions& o) {
 
 }  // namespace
 
-JobStore::JobStore(const AgentOptions& o) : port_(o.master_port) {
+JobStore::JobStore(const AgentOptions& o)
+    : port_(o.master_port), reached_(o.master_addr), job_name_(o.run_id) {
   const bool several = o.ranks_per_node * o.nodes > 1;
   const bool may_serve = o.uses_store && o.node == 0 && several;
   // A single rank has no rendezvous, so its port may be in use. But there must be a port number.
@@ -32,13 +34,14 @@ JobStore::JobStore(const AgentOptions& o) : port_(o.master_port) {
   }
   const std::string given = given_token(o);
   if (given.empty() && o.nodes == 1) token_ = Token::random();
-  if (!may_serve) return;
+  if (!may_serve && !o.acts_together()) return;
   if (!token_ && (!given.empty() || !o.shared_token.empty())) {
-    const Job job{.rank = 0, .size = o.ranks_per_node * o.nodes, .token = given};
+    // Only the job's first rank makes the file.
+    const Job job{.rank = o.node, .size = o.ranks_per_node * o.nodes, .token = given};
     shared_ = std::make_unique<JobToken>(job, o.shared_token);
-    token_ = shared_->find();
+    if (may_serve) token_ = shared_->find();
   }
-  if (token_) serve(o);
+  if (may_serve && token_) serve(o);
 }
 
 JobStore::~JobStore() = default;
@@ -49,6 +52,7 @@ void JobStore::serve(const AgentOptions& o) {
   store::allow_connections(ranks * kConnectionsOfRank);
   const bool one_host = o.nodes == 1;
   const store::RendezvousHost host = store::rendezvous_host(o.master_addr, one_host);
+  reached_ = host.reached;
   constexpr int kTries = 100;
   for (int i = 1; !server_; ++i) {
     auto server = std::make_unique<store::StoreServer>(
@@ -64,6 +68,16 @@ void JobStore::serve(const AgentOptions& o) {
   }
   port_ = server_->port();
 }
+
+store::StoreAddress JobStore::address() const {
+  return {server_ ? server_->address().host : reached_, port_, {}, store::kLaunchers, job_name_};
+}
+
+std::optional<Token> JobStore::find_token() const {
+  return token_ || !shared_ ? token_ : shared_->find();
+}
+
+bool JobStore::token_may_change() const { return !token_ && shared_ && shared_->is_shared(); }
 
 void JobStore::begin(int64_t start) {
   if (server_ && start > server_->address().round) server_->begin_round(start);

@@ -29,6 +29,13 @@ class JobStore {
 
   uint16_t port() const { return port_; }
   bool serves() const { return server_ != nullptr; }
+  store::StoreServer* server() { return server_.get(); }
+  // The address at which the launchers of all hosts reach the server.
+  store::StoreAddress address() const;
+  // Returns nothing while the token's file is not there. It may still be that of an earlier job if
+  // this is not host 0.
+  std::optional<Token> find_token() const;
+  bool token_may_change() const;
   // The token that the launcher passes to its ranks; "": they find it themselves.
   std::string token() const { return token_ ? token_->hex() : ""; }
 
@@ -45,6 +52,7 @@ class JobStore {
   std::optional<Token> token_;
   std::unique_ptr<store::StoreServer> server_;
   uint16_t port_ = 0;
+  std::string reached_, job_name_;
 };
 
 }  // namespace mtrain::launch

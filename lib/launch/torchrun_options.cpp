@@ -77,7 +77,7 @@ std::string parse_host(const std::string& source, const std::string& text) {
                                              equals, port)));
 }
 
-int parse_nodes(const std::string& text) {
+NodeRange parse_nodes(const std::string& text) {
   constexpr int kMaxNodes = 100000;
   const size_t colon = text.find(':');
   const auto least = number_within(std::string_view(text).substr(0, colon), 1, kMaxNodes);
@@ -87,13 +87,11 @@ int parse_nodes(const std::string& text) {
   if (!least || !most)
     throw UserError(
         fmt::format("--nnodes={} is not a number of hosts from 1 to {}", text, kMaxNodes),
-        "write --nnodes=2");
-  if (*least != *most)
-    throw UserError(
-        fmt::format("--nnodes={}: a job has a fixed number of hosts; it does not shrink or grow",
-                    text),
-        fmt::format("write --nnodes={}", *most));
-  return *most;
+        "write --nnodes=2, or --nnodes=2:4 for a job that may lose hosts and gain others");
+  if (*least > *most)
+    throw UserError(fmt::format("--nnodes={}: the first number is the larger one", text),
+                    fmt::format("write --nnodes={}:{}", *most, *least));
+  return {*least, *most};
 }
 
 Streams parse_streams(const std::string& option, const std::string& text) {

@@ -23,8 +23,11 @@ Endpoint parse_endpoint(const std::string& text);
 // of the text: --master_addr, --local_addr, or the variable MASTER_ADDR.
 std::string parse_host(const std::string& source, const std::string& text);
 
-// --nnodes: N, or N:N.
-int parse_nodes(const std::string& text);
+// --nnodes: N, or MIN:MAX.
+struct NodeRange {
+  int least = 1, most = 1;
+};
+NodeRange parse_nodes(const std::string& text);
 
 // --redirects and --tee: which streams of which ranks of this host. Bits: 1 stdout, 2 stderr.
 struct Streams {

@@ -21,6 +21,7 @@ comm::World connect(const GenerateJob& generate, DeviceKind device, const std::s
                               .restarts = job.restarts,
                               .job = job.name,
                               .served = job.served,
+                              .served_at = job.served_at,
                               .master_addr = job.master_addr,
                               .master_port = job.master_port,
                               .token = token_source(job, token_file_beside(generate.model, job)),

@@ -161,8 +161,17 @@ void Store::prove_each_other(const Token& token, Clock::time_point deadline) {
   if (in[0] != kWelcome) throw CommError("another program answers there");
 }
 
-Store::~Store() {
+Store::~Store() { close_socket(); }
+
+void Store::close_socket() {
+  const std::lock_guard lock(socket_mutex_);
   if (fd_ >= 0) close(fd_);
+  fd_ = -1;
+}
+
+void Store::disconnect() {
+  const std::lock_guard lock(socket_mutex_);
+  if (fd_ >= 0) shutdown(fd_, SHUT_RDWR);
 }
 
 namespace {
@@ -229,8 +238,7 @@ std::string Store::call(char operation, const std::string& key, const std::strin
     throw;
   } catch (const CommError& e) {
     // A late answer would be mistaken for the answer to the next call.
-    close(fd_);
-    fd_ = -1;
+    close_socket();
     throw CommError(fmt::format("rendezvous at {}, waiting for `{}`: {}", where_, key, e.message()),
                     "a rank has not started, or has ended");
   }

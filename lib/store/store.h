@@ -4,6 +4,7 @@
 #pragma once
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -11,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/token.h"
+#include "store/store_protocol.h"
 
 namespace mtrain::store {
 
@@ -48,6 +50,12 @@ class StoreServer {
   void begin_round(int64_t round);
   // Makes all waits of the round's ranks throw with this reason; the first reason is kept.
   void fail_round(const std::string& reason);
+
+  // The keys of the launchers (kLaunchers), for the launcher that leads the others. Waits at most
+  // `most` until one of them has set a key, or has left, since the last call.
+  void await_launchers(std::chrono::milliseconds most);
+  std::map<std::string, LauncherValue> launcher_values();
+  void set_launcher_value(const std::string& key, const std::string& value);
 
  private:
   class Loop;
@@ -105,6 +113,9 @@ class Store {
   void fail(const std::string& reason);
   std::string failure();  // the reason, or "" while the job lives
 
+  // Makes the calls of other threads throw CommError, now and later.
+  void disconnect();
+
  private:
   std::string call(char operation, const std::string& key, const std::string& value,
                    std::chrono::milliseconds timeout);
@@ -112,7 +123,9 @@ class Store {
   void enter(const StoreAddress& at, std::chrono::steady_clock::time_point deadline);
   std::string exchange(char operation, const std::string& key, const std::string& value,
                        std::chrono::steady_clock::time_point deadline);
+  void close_socket();
   std::mutex mutex_;
+  std::mutex socket_mutex_;  // its owner may use or close a socket that another thread reads
   std::string where_;
   std::chrono::milliseconds timeout_;
   int fd_ = -1;

@@ -47,6 +47,14 @@ constexpr size_t kMaxReasonBytes = 2000;          // why a job has failed
 constexpr int64_t kMaxMembers = 1 << 18;          // of a collection
 // The round of launchers, whose keys outlive the rounds of ranks.
 constexpr int64_t kLaunchers = -1;
+// Keys of the launchers' round that begin so are set by the server's own process alone.
+constexpr std::string_view kNews = "news/";
+
+// A value that a launcher has set, and whether the connection that set it still exists.
+struct LauncherValue {
+  std::string text;
+  bool connected = false;
+};
 
 using Nonce = std::array<uint8_t, kNonceBytes>;
 using Proof = std::array<uint8_t, kProofBytes>;

@@ -8,6 +8,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 #include <algorithm>
+#include <condition_variable>
 #include <cstring>
 #include <exception>
 #include <functional>
@@ -15,6 +16,7 @@
 #include <limits>
 #include <list>
 #include <mutex>
+#include <new>
 #include <thread>
 #include <unordered_map>
 #include <vector>
@@ -95,6 +97,12 @@ class StoreServer::Loop {
     done.get_future().get();
   }
 
+  void await_launchers(std::chrono::milliseconds most) {
+    std::unique_lock lock(mutex_);
+    launchers_.wait_for(lock, most, [&] { return launchers_changed_; });
+    launchers_changed_ = false;
+  }
+
  private:
   struct Client {
     Client(int descriptor, StoreTable& table) : fd(descriptor), session(table, fd, make_nonce()) {}
@@ -153,7 +161,24 @@ class StoreServer::Loop {
         paused_until_.reset();
         watch(EPOLL_CTL_MOD, listener_, EPOLLIN);
       }
-      if (knocks && !paused_until_) accept_some();
+      if (knocks && !paused_until_) try_to_accept();
+      report_launchers();
+    }
+  }
+
+  void report_launchers() {
+    if (!table_.take_launcher_change()) return;
+    const std::lock_guard lock(mutex_);
+    launchers_changed_ = true;
+    launchers_.notify_all();
+  }
+
+  // Memory may be short for a while.
+  void try_to_accept() {
+    try {
+      accept_some();
+    } catch (const std::bad_alloc&) {
+      pause_until(Clock::now() + 100ms);
     }
   }
 
@@ -289,8 +314,10 @@ class StoreServer::Loop {
   std::list<int> strangers_;  // descriptors of clients without a proof, the oldest first
   std::optional<Clock::time_point> paused_until_;  // the listener is not watched until then
   std::mutex mutex_;
-  std::vector<Call> calls_;  // guarded by mutex_
-  std::thread thread_;       // the last member: it uses the others
+  std::vector<Call> calls_;         // guarded by mutex_
+  bool launchers_changed_ = false;  // guarded by mutex_
+  std::condition_variable launchers_;
+  std::thread thread_;  // the last member: it uses the others
 };
 
 namespace {
@@ -359,6 +386,18 @@ void StoreServer::begin_round(int64_t round) {
 
 void StoreServer::fail_round(const std::string& reason) {
   loop_->call([&](StoreTable& table) { table.fail_round(reason); });
+}
+
+void StoreServer::await_launchers(std::chrono::milliseconds most) { loop_->await_launchers(most); }
+
+std::map<std::string, LauncherValue> StoreServer::launcher_values() {
+  std::map<std::string, LauncherValue> values;
+  loop_->call([&](StoreTable& table) { values = table.launcher_values(); });
+  return values;
+}
+
+void StoreServer::set_launcher_value(const std::string& key, const std::string& value) {
+  loop_->call([&](StoreTable& table) { table.set_launcher_value(key, value); });
 }
 
 }  // namespace mtrain::store

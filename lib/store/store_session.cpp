@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 
 #include "base/error.h"
 
@@ -49,6 +50,20 @@ void StoreTable::remove(Space& space, const std::string& key) {
   if (found == space.values.end()) return;
   space.bytes -= key.size() + value_of(*found->second).size();
   space.values.erase(found);
+  if (&space != &launchers_) return;
+  setters_.erase(key);
+  launchers_changed_ = true;
+}
+
+std::map<std::string, LauncherValue> StoreTable::launcher_values() const {
+  std::map<std::string, LauncherValue> all;
+  for (const auto& [key, reply] : launchers_.values)
+    if (!key.starts_with(kNews)) all[key] = {std::string(value_of(*reply)), setters_.contains(key)};
+  return all;
+}
+
+void StoreTable::set_launcher_value(const std::string& key, std::string_view value) {
+  if (!set(launchers_, key, value)) throw CommError(kFull);
 }
 
 std::pair<char, std::string> StoreTable::put(Space& space, const std::string& key,
@@ -142,6 +157,9 @@ void StoreTable::begin_round(int64_t round) {
 
 StoreSession::~StoreSession() {
   std::erase(table_.woken_, id_);
+  if (entered_ && round_ == kLaunchers)
+    table_.launchers_changed_ |=
+        std::erase_if(table_.setters_, [&](const auto& s) { return s.second == this; }) > 0;
   if (waits_ == Wait::round)
     std::erase_if(table_.early_, [&](const auto& early) { return early.second == this; });
   if (waits_ != Wait::key) return;
@@ -154,10 +172,12 @@ StoreSession::~StoreSession() {
 bool StoreSession::receive(std::string_view bytes) {
   // A client asks again only after it has its answer.
   if (waits_ != Wait::none) return false;
-  in_ += bytes;
   try {
+    in_ += bytes;
     return (state_ == State::open || prove()) && (state_ != State::open || serve());
   } catch (const CommError&) {
+    return false;
+  } catch (const std::bad_alloc&) {  // the other clients are served on
     return false;
   }
 }
@@ -213,8 +233,16 @@ void StoreSession::serve_one(char operation, const std::string& key, std::string
 void StoreSession::serve_keys(StoreTable::Space& space, char operation, const std::string& key,
                               std::string_view value) {
   switch (operation) {
-    case kSet: return table_.set(space, key, value) ? answer(kAnswer, "") : answer(kNone, kFull);
+    case kSet:
+      if (!may_set(key)) return answer(kNone, "a key of the leading launcher");
+      if (!table_.set(space, key, value)) return answer(kNone, kFull);
+      if (round_ == kLaunchers) {
+        table_.setters_[key] = this;
+        table_.launchers_changed_ = true;
+      }
+      return answer(kAnswer, "");
     case kAdd: {
+      if (!may_set(key)) return answer(kNone, "a key of the leading launcher");
       const std::string sum = add(space, key, value);
       if (sum.empty()) return answer(kNone, "add() without a number");
       return table_.set(space, key, sum) ? answer(kAnswer, sum) : answer(kNone, kFull);
@@ -223,7 +251,9 @@ void StoreSession::serve_keys(StoreTable::Space& space, char operation, const st
       if (const auto found = space.values.find(key); found != space.values.end())
         return send(found->second);
       return wait_for(space, waiting_key(kGet, key));
-    case kRemove: return table_.remove(space, key), answer(kAnswer, "");
+    case kRemove:
+      if (!may_set(key)) return answer(kNone, "a key of the leading launcher");
+      return table_.remove(space, key), answer(kAnswer, "");
     case kFail:
       if (round_ != kLaunchers) table_.fail_round(value);
       return answer(kAnswer, space.failure);
@@ -238,6 +268,10 @@ void StoreSession::serve_keys(StoreTable::Space& space, char operation, const st
       return wait_for(space, waiting_key(kAll, key));
     case kMissing: return missing(space, key, value);
   }
+}
+
+bool StoreSession::may_set(std::string_view key) const {
+  return round_ != kLaunchers || !key.starts_with(kNews);
 }
 
 // The keys of earlier rounds are gone; a client of a later round waits until its round begins.
@@ -311,6 +345,8 @@ bool StoreSession::sent(size_t bytes) {
   try {
     return in_.empty() || state_ != State::open || serve();
   } catch (const CommError&) {
+    return false;
+  } catch (const std::bad_alloc&) {
     return false;
   }
 }

@@ -2,6 +2,7 @@
 // one client.
 #pragma once
 #include <deque>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -28,6 +29,12 @@ class StoreTable {
   void begin_round(int64_t round);
   // Ends all waits of the round, with this reason. The round's first reason is kept.
   void fail_round(std::string_view reason);
+
+  // The keys of the launchers, for the process that serves the store. Only it sets kNews.
+  std::map<std::string, LauncherValue> launcher_values() const;
+  void set_launcher_value(const std::string& key, std::string_view value);
+  // Returns whether launchers have set a key, or left, since the last call.
+  bool take_launcher_change() { return std::exchange(launchers_changed_, false); }
 
   // Returns and clears the ids of the sessions for which another client's request has queued
   // output.
@@ -69,6 +76,9 @@ class StoreTable {
   int64_t round_;
   Space ranks_, launchers_;  // the keys of the current round, and those that outlive rounds
   std::vector<std::pair<int64_t, StoreSession*>> early_;  // clients of later rounds
+  // The session that has set a key of the launchers last, as long as it is connected.
+  std::unordered_map<std::string, const StoreSession*> setters_;
+  bool launchers_changed_ = false;
   std::vector<int> woken_;
 };
 
@@ -109,6 +119,7 @@ class StoreSession {
                   std::string_view value);
   void enter(const std::string& job, std::string_view round);
   void wait_for(StoreTable::Space& space, const std::string& waited);
+  bool may_set(std::string_view key) const;
   void missing(const StoreTable::Space& space, const std::string& key, std::string_view size);
   static std::string add(const StoreTable::Space& space, const std::string& key,
                          std::string_view value);

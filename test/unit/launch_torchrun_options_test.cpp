@@ -58,10 +58,14 @@ TEST_CASE("the address of rank 0 has neither a port nor a path") {
 }
 
 TEST_CASE("a number of hosts is fixed") {
-  CHECK(parse_nodes("3") == 3);
-  CHECK(parse_nodes("1:1") == 1);
-  CHECK(parse_nodes("4:4") == 4);
-  CHECK_THROWS_WITH(parse_nodes("1:4"), Contains("does not shrink or grow"));
+  const auto range = [](const char* text) {
+    const NodeRange nodes = parse_nodes(text);
+    return std::pair(nodes.least, nodes.most);
+  };
+  CHECK(range("3") == std::pair(3, 3));
+  CHECK(range("1:1") == std::pair(1, 1));
+  CHECK(range("1:4") == std::pair(1, 4));
+  CHECK_THROWS_WITH(parse_nodes("4:1"), Contains("write --nnodes=1:4"));
   for (const char* text : {"", "0", "-1", "2:", ":2", "two", "1:1:1", "100001"}) {
     INFO(text);
     CHECK_THROWS_AS(parse_nodes(text), UserError);

@@ -540,6 +540,30 @@ TEST_CASE("a rank of an older round gets a reason to end, and finds nothing of t
         "<start 2 of this job has ended: all ranks have been restarted as start 3");
 }
 
+TEST_CASE("the server's process sees which launchers are here, and alone announces news") {
+  StoreTable table{Token{}};
+  const std::string news = std::string(kNews) + "1";
+  Client reader(table, 0, kLaunchers), rank(table, 1, 0);
+  CHECK(reader.ask(request_text(kGet, news, "")) == "waits");
+  CHECK_FALSE(table.take_launcher_change());
+  {
+    Client launcher(table, 2, kLaunchers);
+    CHECK(launcher.ask(request_text(kSet, "launcher/1", "here")) == "+");
+    CHECK(table.take_launcher_change());
+    CHECK(table.launcher_values().at("launcher/1").connected);
+    for (const char operation : {kSet, kAdd, kRemove})
+      CHECK(launcher.ask(request_text(operation, news, "1")).starts_with("-"));
+    CHECK_FALSE(table.take_launcher_change());
+  }
+  CHECK(table.take_launcher_change());  // it has left
+  CHECK(table.launcher_values().at("launcher/1").text == "here");
+  CHECK_FALSE(table.launcher_values().at("launcher/1").connected);
+  CHECK(rank.ask(request_text(kSet, news, "of a rank")) == "+");  // a key of its round
+  table.set_launcher_value(news, "begin");
+  CHECK(reader.replies().substr(4) == "+begin");
+  CHECK_FALSE(table.launcher_values().contains(news));
+}
+
 TEST_CASE("a failure ends with its round") {
   StoreServer server(any_port());
   Store first(server.address(), 10s);

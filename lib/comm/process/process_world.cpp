@@ -254,7 +254,10 @@ class ServedTransport : public Transport {
 World process_world(const ProcessWorldOptions& o) {
   if (o.size == 1) return World::alone();
   MT_CHECK(o.token.find, "ranks without a token");
-  const store::RendezvousHost host = store::rendezvous_host(o.master_addr, o.local_size == o.size);
+  const bool one_host = o.local_size == o.size;
+  store::RendezvousHost host = store::rendezvous_host(o.master_addr, one_host);
+  // The launcher may serve other hosts, too, which have no ranks now.
+  if (one_host && !o.served_at.empty()) host.reached = o.served_at;
   store::StoreAddress at{host.reached, o.master_port, {}, o.restarts, o.job};
   std::unique_ptr<store::StoreServer> server;
   if (o.rank == 0 && !o.served) {
@@ -274,9 +277,9 @@ World process_world(const ProcessWorldOptions& o) {
   auto store = join_store(at, o);
   watch->joined(at);
   shake_hands(*store, o);
-  const bool one_host = await_all(*store, at, o);
+  const bool shares_host = await_all(*store, at, o);
   watch.reset();
-  auto transport = make_transport(std::move(store), at, one_host, o);
+  auto transport = make_transport(std::move(store), at, shares_host, o);
   return {o.rank, o.size,
           std::make_shared<ServedTransport>(std::move(server), std::move(transport), at, o),
           o.link};

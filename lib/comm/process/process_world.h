@@ -29,10 +29,11 @@ inline constexpr std::chrono::seconds kWaitInSilence{5};
 
 struct ProcessWorldOptions {
   int rank = 0, size = 1;
-  int local_size = 1;   // ranks on this host
-  int restarts = 0;     // how often a launcher has restarted all ranks
-  std::string job;      // the job's name, the same on all hosts; "": it has none
-  bool served = false;  // a launcher serves the store; otherwise rank 0 does
+  int local_size = 1;          // ranks on this host
+  int restarts = 0;            // how often a launcher has restarted all ranks
+  std::string job;             // the job's name, the same on all hosts; "": it has none
+  bool served = false;         // a launcher serves the store; otherwise rank 0 does
+  std::string served_at = {};  // where this host's launcher serves it; "": it does not
   std::string master_addr = "localhost";
   uint16_t master_port = 0;  // where the store is
   TokenSource token;

@@ -1,0 +1,195 @@
+#include "launch/launcher_notes.h"
+
+#include <array>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/json.h"
+#include "store/store_protocol.h"
+
+namespace mtrain::launch {
+
+namespace {
+
+using nlohmann::json;
+
+constexpr size_t kMaxNoteText = 16 << 10;  // of each text
+constexpr size_t kMaxNoteList = 1 << 17;
+constexpr int kMaxNumber = 1 << 24;  // of nodes and ranks
+
+// Bytes that are not UTF-8, such as those of a path, are replaced.
+std::string json_text(const json& j) {
+  return j.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+std::string bounded_text(std::string_view text) {
+  return std::string(text.substr(0, kMaxNoteText));
+}
+
+[[noreturn]] void refuse_note(const char* what) { throw UserError(what); }
+
+const json& member_of(const json& j, const char* key) {
+  if (!j.is_object() || !j.contains(key)) refuse_note(key);
+  return j[key];
+}
+
+std::string text_at(const json& j, const char* key) {
+  const json& value = member_of(j, key);
+  if (!value.is_string() || value.get_ref<const std::string&>().size() > 4 * kMaxNoteText)
+    refuse_note(key);
+  return value.get<std::string>();
+}
+
+int64_t number_at(const json& j, const char* key, int64_t least, int64_t most) {
+  const json& value = member_of(j, key);
+  if (!value.is_number_integer()) refuse_note(key);
+  const auto n = value.get<int64_t>();
+  if (n < least || n > most) refuse_note(key);
+  return n;
+}
+
+bool flag_at(const json& j, const char* key) {
+  const json& value = member_of(j, key);
+  if (!value.is_boolean()) refuse_note(key);
+  return value.get<bool>();
+}
+
+const json& list_at(const json& j, const char* key) {
+  const json& value = member_of(j, key);
+  if (!value.is_array() || value.size() > kMaxNoteList) refuse_note(key);
+  return value;
+}
+
+json json_of(const std::optional<RoundCause>& cause) {
+  if (!cause) return nullptr;
+  return {{"weight", cause->weight},
+          {"exit_code", cause->exit_code},
+          {"interrupted", cause->interrupted},
+          {"step", cause->step},
+          {"rank", cause->rank.value_or(-1)},
+          {"host", bounded_text(cause->host)},
+          {"message", bounded_text(cause->message)},
+          {"text", bounded_text(cause->text)}};
+}
+
+constexpr int64_t kAnyStep = int64_t(1) << 60;
+
+std::optional<RoundCause> cause_at(const json& j) {
+  const json& c = member_of(j, "cause");
+  if (c.is_null()) return std::nullopt;
+  RoundCause cause{.weight = int(number_at(c, "weight", 0, 3)),
+                   .exit_code = int(number_at(c, "exit_code", 0, 255)),
+                   .interrupted = flag_at(c, "interrupted"),
+                   .step = number_at(c, "step", 0, kAnyStep),
+                   .rank = int(number_at(c, "rank", -1, kMaxNumber)),
+                   .host = text_at(c, "host"),
+                   .message = text_at(c, "message"),
+                   .text = text_at(c, "text")};
+  if (*cause.rank < 0) cause.rank.reset();
+  return cause;
+}
+
+constexpr std::array kNewsWords{"run", "end", "kill", "signal", "cause", "over", "refuse"};
+constexpr std::array kStateWords{"waiting", "running", "failed", "ended"};
+
+template <class Kind, size_t N>
+Kind kind_at(const json& j, const char* key, const std::array<const char*, N>& words) {
+  const std::string word = text_at(j, key);
+  for (size_t i = 0; i < N; ++i)
+    if (word == words[i]) return Kind(i);
+  refuse_note(key);
+}
+
+LauncherNews news_of(const json& j) {
+  LauncherNews news{.kind = kind_at<LauncherNews::Kind>(j, "kind", kNewsWords),
+                    .round = number_at(j, "round", -1, kMaxNumber),
+                    .members = {},
+                    .world = int(number_at(j, "world", 0, kMaxNumber)),
+                    .signal = int(number_at(j, "signal", 0, 64)),
+                    .code = int(number_at(j, "code", 0, 255)),
+                    .id = text_at(j, "id"),
+                    .cause = cause_at(j),
+                    .lines = {}};
+  for (const json& m : list_at(j, "members"))
+    news.members.push_back({.node = int(number_at(m, "node", 0, kMaxNumber)),
+                            .id = text_at(m, "id"),
+                            .first_rank = int(number_at(m, "first_rank", 0, kMaxNumber)),
+                            .ranks = int(number_at(m, "ranks", 0, kMaxNumber))});
+  for (const json& line : list_at(j, "lines")) {
+    if (!line.is_string()) refuse_note("lines");
+    news.lines.push_back(line.get<std::string>());
+  }
+  return news;
+}
+
+LauncherNote note_of(const json& j) {
+  return {.id = text_at(j, "id"),
+          .host = text_at(j, "host"),
+          .node = int(number_at(j, "node", 0, kMaxNumber)),
+          .ranks = int(number_at(j, "ranks", 1, kMaxNumber)),
+          .beat = number_at(j, "beat", 0, kAnyStep),
+          .state = kind_at<LauncherNote::State>(j, "state", kStateWords),
+          .round = number_at(j, "round", -1, kMaxNumber),
+          .well = flag_at(j, "well"),
+          .signal = int(number_at(j, "signal", 0, 64)),
+          .second = flag_at(j, "second"),
+          .cause = cause_at(j)};
+}
+
+}  // namespace
+
+std::string note_key(const LauncherNote& note) {
+  return fmt::format("launcher/{}/{}", note.node, note.id);
+}
+
+std::string news_key(int64_t number) { return fmt::format("{}{}", store::kNews, number); }
+
+std::string text_of(const LauncherNote& n) {
+  return json_text({{"id", n.id},
+                    {"host", bounded_text(n.host)},
+                    {"node", n.node},
+                    {"ranks", n.ranks},
+                    {"beat", n.beat},
+                    {"state", kStateWords[size_t(n.state)]},
+                    {"round", n.round},
+                    {"well", n.well},
+                    {"signal", n.signal},
+                    {"second", n.second},
+                    {"cause", json_of(n.cause)}});
+}
+
+std::string text_of(const LauncherNews& n) {
+  json members = json::array();
+  for (const RoundMember& m : n.members)
+    members.push_back(
+        {{"node", m.node}, {"id", m.id}, {"first_rank", m.first_rank}, {"ranks", m.ranks}});
+  return json_text({{"kind", kNewsWords[size_t(n.kind)]},
+                    {"round", n.round},
+                    {"members", members},
+                    {"world", n.world},
+                    {"signal", n.signal},
+                    {"code", n.code},
+                    {"id", n.id},
+                    {"cause", json_of(n.cause)},
+                    {"lines", n.lines}});
+}
+
+std::optional<LauncherNote> parse_note(std::string_view text) {
+  try {
+    return note_of(parse_json(text, "note"));
+  } catch (const UserError&) {
+    return std::nullopt;
+  }
+}
+
+std::optional<LauncherNews> parse_news(std::string_view text) {
+  try {
+    return news_of(parse_json(text, "news"));
+  } catch (const UserError&) {
+    return std::nullopt;
+  }
+}
+
+}  // namespace mtrain::launch

@@ -1,0 +1,78 @@
+// What the launchers of a job write for each other into the store: notes of each launcher about
+// itself, and news of the one that leads.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace mtrain::launch {
+
+// Why a round, a start of all ranks of the job, has failed, as one launcher sees it.
+struct RoundCause {
+  // Which cause comes first. 0: a rank died, or a host is gone; 1: a rank's own error; 2: a rank
+  // has lost a peer; 3: ranks were ended.
+  int weight = 3;
+  int exit_code = 1;
+  bool interrupted = false;  // a signal has ended the ranks
+  int64_t step = 0;
+  std::optional<int> rank;
+  std::string host, message;
+  std::string text;  // lines to print
+};
+
+// The note of a launcher, under the key note_key().
+struct LauncherNote {
+  enum class State { waiting, running, failed, ended };
+  std::string id, host;
+  int node = 0, ranks = 1;
+  int64_t beat = 0;  // changes every kBeat: the launcher is alive
+  State state = State::waiting;
+  int64_t round = -1;   // that it runs, or has ended
+  bool well = false;    // all its ranks have ended well
+  int signal = 0;       // of a request to end; 0: none
+  bool second = false;  // a second request has come: all ranks are killed
+  std::optional<RoundCause> cause;
+};
+
+// Which ranks of a round a host runs.
+struct RoundMember {
+  int node = 0;
+  std::string id;
+  int first_rank = 0, ranks = 0;
+};
+
+// News of the leader. All launchers print the lines.
+struct LauncherNews {
+  enum class Kind {
+    run,     // begin the round
+    end,     // end the ranks of the round
+    kill,    // the same, at once
+    signal,  // pass the signal on to the ranks
+    cause,   // the round has failed, with the agreed cause
+    over,    // the job has ended with this exit code
+    refuse   // the launcher `id` cannot join
+  };
+  Kind kind = Kind::run;
+  int64_t round = 0;
+  std::vector<RoundMember> members;  // of a round; empty: each host as its command line says
+  int world = 0;                     // ranks of the round
+  int signal = 0, code = 0;
+  std::string id;
+  std::optional<RoundCause> cause;
+  std::vector<std::string> lines;
+};
+
+std::string note_key(const LauncherNote& note);
+// News have the numbers 1, 2, ... A launcher that joins begins with the number under kFirstNews.
+std::string news_key(int64_t number);
+constexpr const char* kFirstNews = "news/first";
+
+std::string text_of(const LauncherNote& note);
+std::string text_of(const LauncherNews& news);
+// Return nothing for a text that is malformed or out of range.
+std::optional<LauncherNote> parse_note(std::string_view text);
+std::optional<LauncherNews> parse_news(std::string_view text);
+
+}  // namespace mtrain::launch

@@ -1,0 +1,34 @@
+// The leader of a job whose hosts act together (round_leader.h), beside the store that this
+// launcher serves.
+#pragma once
+#include <atomic>
+#include <thread>
+
+#include "launch/round_leader.h"
+#include "store/store.h"
+
+namespace mtrain::launch {
+
+// A thread reads the launchers' notes and announces what follows.
+class LeadingLauncher {
+ public:
+  LeadingLauncher(LeaderOptions options, store::StoreServer& server);
+  ~LeadingLauncher();
+  LeadingLauncher(const LeadingLauncher&) = delete;
+  LeadingLauncher& operator=(const LeadingLauncher&) = delete;
+
+  // Waits, for a bounded time, until the other launchers have the last news and have left.
+  void await_others(const std::string& own_id);
+
+ private:
+  void run();
+  void announce(const LauncherNews& news);
+
+  RoundLeader leader_;
+  store::StoreServer& server_;
+  int64_t announced_ = 0;
+  std::atomic<bool> ends_{false};
+  std::thread thread_;  // the last member: it uses the others
+};
+
+}  // namespace mtrain::launch

@@ -1,0 +1,108 @@
+// Decides the rounds of a job whose hosts act together: which hosts and ranks a round has, when it
+// ends, why it has failed, and whether another one follows. Pure: times and notes are arguments.
+#pragma once
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "launch/launcher_notes.h"
+
+namespace mtrain::launch {
+
+// The note of a launcher, and whether the connection that wrote it still exists.
+struct SeenLauncher {
+  LauncherNote note;
+  bool connected = true;
+};
+
+struct LeaderOptions {
+  int min_nodes = 1, max_nodes = 1;
+  int max_restarts = 0;  // without a new checkpoint between them
+  // The most ranks, at most `ranks`, with which the job can train; 0: none.
+  std::function<int(int ranks)> largest_world;
+  // Describes the layout of so many ranks, and the nearest numbers of ranks that can train.
+  std::function<std::string(int world)> layout, nearest_worlds;
+  std::function<int64_t()> newest_checkpoint;  // its step; -1: there is none
+  std::chrono::milliseconds timeout{600000};   // how long a round waits for hosts
+
+  bool elastic() const { return min_nodes < max_nodes; }
+};
+
+// Which of these hosts run which ranks, in the order of their nodes. The hosts are alive; a host
+// with 0 ranks is a spare. Empty: the job cannot train with them.
+std::vector<RoundMember> members_of_round(const std::vector<LauncherNote>& hosts,
+                                          const LeaderOptions& options);
+
+class RoundLeader {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // A launcher that has not changed its note for this long is gone; so is one without a connection
+  // for kReconnect.
+  static constexpr std::chrono::seconds kLease{10};
+  static constexpr std::chrono::seconds kReconnect{2};
+  // How long a round waits for more hosts than its minimum.
+  static constexpr std::chrono::seconds kLastCall{5};
+  // How long hosts may take to end their ranks.
+  static constexpr std::chrono::seconds kUntilEnded{30};
+
+  explicit RoundLeader(LeaderOptions options) : o_(std::move(options)) {}
+
+  // Returns what to announce. `launchers` are the notes by their keys.
+  std::vector<LauncherNews> look(const std::map<std::string, SeenLauncher>& launchers,
+                                 Clock::time_point now);
+  bool is_over() const { return phase_ == Phase::over; }
+  bool is_running() const { return phase_ == Phase::running; }
+
+ private:
+  enum class Phase { gathering, running, ending, over };
+  struct Launcher {
+    LauncherNote note;
+    Clock::time_point since, changed, connected;
+    bool lost = false, refused = false;
+  };
+
+  void update(const std::map<std::string, SeenLauncher>& launchers, Clock::time_point now);
+  void refuse_doubles();
+  void pass_on_signals();
+  void gather(Clock::time_point now);
+  void watch(Clock::time_point now);
+  void look_for_joiners();
+  void await_end(Clock::time_point now);
+  void begin_round(std::vector<RoundMember> members, Clock::time_point now);
+  void end_round(LauncherNews::Kind how, std::vector<std::string> lines, Clock::time_point now);
+  void decide(const RoundCause& cause, Clock::time_point now);
+  void give_up(int code, std::vector<std::string> lines);
+  void record_failures();
+  RoundCause first_cause() const;
+  bool is_member(const Launcher& l) const;
+  bool is_ready() const;
+  std::vector<LauncherNote> alive() const;
+  void announce(LauncherNews news);
+
+  const LeaderOptions o_;
+  std::map<std::string, Launcher> launchers_;  // by the keys of their notes
+  std::vector<LauncherNews> news_;
+  Phase phase_ = Phase::gathering;
+  int64_t round_ = 0;
+  std::vector<RoundMember> members_;
+  int world_ = 0;
+  std::vector<std::string> failed_;  // keys of members, in the order of their failures
+  Clock::time_point round_began_{}, ends_since_{}, not_before_{};
+  std::optional<Clock::time_point> gathers_since_, enough_since_;
+  bool told_to_wait_ = false;
+  std::optional<int64_t> joins_after_;  // a host waits for a checkpoint that is newer
+  bool planned_ = false;                // the round ends because a host joins
+  int64_t counted_from_ = -1;           // the newest checkpoint at the last failure
+  int restarts_ = 0, failures_ = 0, last_code_ = 0;
+  std::optional<RoundCause> before_;  // the last failure
+  int signal_ = 0;
+  bool killed_ = false;
+};
+
+}  // namespace mtrain::launch

@@ -1,0 +1,218 @@
+#include "launch/rounds_together.h"
+
+#include <poll.h>
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "launch/end_signals.h"
+#include "launch/job_observer.h"
+#include "launch/leading_launcher.h"
+#include "launch/log_folders.h"
+
+namespace mtrain::launch {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using namespace std::chrono_literals;
+
+constexpr auto kQuietWait = 5s;  // for host 0, before a line says so
+
+LeaderOptions leader_options(const AgentOptions& o) {
+  return {.min_nodes = o.min_nodes > 0 ? o.min_nodes : o.nodes,
+          .max_nodes = o.nodes,
+          .max_restarts = o.max_restarts,
+          .largest_world = o.largest_world,
+          .layout = o.layout,
+          .nearest_worlds = o.nearest_worlds,
+          .newest_checkpoint = o.newest_checkpoint,
+          .timeout = o.rendezvous_timeout};
+}
+
+LauncherLink::Options link_options(const AgentOptions& o, const JobState& job) {
+  return {.at = job.store.address(),
+          .find_token = [&store = job.store] { return store.find_token(); },
+          .token_may_change = job.store.token_may_change(),
+          .to_connect = o.rendezvous_timeout,
+          .note = {.id = job.id, .host = host_name(), .node = o.node, .ranks = o.ranks_per_node}};
+}
+
+// Returns the ranks that this host runs; nothing if it has none in this round.
+std::optional<RoundPlace> place_in(const LauncherNews& round, const AgentOptions& o,
+                                   const std::string& id) {
+  if (round.members.empty())
+    return RoundPlace{.first_rank = o.node * o.ranks_per_node,
+                      .ranks = o.ranks_per_node,
+                      .world = o.ranks_per_node * o.nodes,
+                      .group_rank = o.node,
+                      .groups = o.nodes};
+  RoundPlace place{.world = round.world, .groups = 0};
+  bool found = false;
+  for (const RoundMember& m : round.members) {
+    if (m.ranks == 0) continue;
+    if (m.id == id) {
+      place.first_rank = m.first_rank;
+      place.ranks = m.ranks;
+      place.group_rank = place.groups;
+      found = true;
+    }
+    ++place.groups;
+  }
+  return found ? std::optional(place) : std::nullopt;
+}
+
+class RoundsTogether {
+ public:
+  RoundsTogether(const AgentOptions& o, JobState& job) : o_(o), job_(job), logs_(o, job.console) {
+    if (o.node == 0) {
+      MT_CHECK(job.store.server(), "host 0 does not serve the store");
+      leader_ = std::make_unique<LeadingLauncher>(leader_options(o), *job.store.server());
+    }
+    link_ = std::make_unique<LauncherLink>(link_options(o, job));
+    job_.link = link_.get();
+  }
+  ~RoundsTogether() { job_.link = nullptr; }
+  RoundsTogether(const RoundsTogether&) = delete;
+  RoundsTogether& operator=(const RoundsTogether&) = delete;
+
+  int run() {
+    const int code = follow_news();
+    if (code != 0 && code != kUserMistake && o_.unsaved)
+      job_.console.say("mtrain-launch: " + o_.unsaved());
+    if (leader_) leader_->await_others(link_->id());
+    return code;
+  }
+
+ private:
+  static constexpr int kUserMistake = 2;
+
+  int follow_news() {
+    const auto began = Clock::now();
+    bool told = false;
+    for (;;) {
+      take_signals();
+      link_->clear_event();
+      if (const std::string why = link_->lost(); !why.empty()) return without_leader(why);
+      if (const auto news = link_->news()) {
+        if (const auto code = follow(*news)) return *code;
+        continue;
+      }
+      const bool alone = !link_->has_connected();
+      if (job_.ends.signal() && alone) return 128 + job_.ends.signal();
+      if (alone && !told && Clock::now() - began > kQuietWait) {
+        told = true;
+        job_.console.say(fmt::format(
+            "mtrain-launch: waiting for the launcher of host 0 at {}:{} ({:.3g} s)", o_.master_addr,
+            job_.store.port(), std::chrono::duration<double>(o_.rendezvous_timeout).count()));
+      }
+      pollfd fds[] = {{job_.signals.fd(), POLLIN, 0}, {link_->fd(), POLLIN, 0}};
+      poll(fds, 2, 200);
+    }
+  }
+
+  // Takes the oldest news. Returns the exit code if the job is over for this host.
+  std::optional<int> follow(const LauncherNews& news) {
+    using Kind = LauncherNews::Kind;
+    link_->drop_news();
+    if (news.kind == Kind::refuse && news.id != link_->id()) return std::nullopt;
+    for (const std::string& line : news.lines) job_.console.say(line);
+    if (news.kind == Kind::refuse) return kUserMistake;
+    if (news.kind == Kind::over) return news.code;
+    if (news.kind == Kind::cause && news.cause) {
+      const JobFailure failure = failure_of(*news.cause, job_.id);
+      if (o_.on_failure) o_.on_failure(failure);
+      for (JobObserver* observer : o_.observers) observer->failed(failure);
+    }
+    if (news.kind == Kind::signal && job_.ends.signal() == 0)
+      job_.ends.add(news.signal, Clock::now());
+    if (news.kind == Kind::run)
+      if (const auto place = place_in(news, o_, link_->id())) run_round(*place, news.round);
+    return std::nullopt;
+  }
+
+  void run_round(const RoundPlace& place, int64_t round) {
+    using State = LauncherNote::State;
+    const int log_number = logs_.make(place.first_rank, place.ranks);
+    link_->change([&](LauncherNote& note) {
+      note.round = round;
+      note.state = State::running;
+      note.well = false;
+      note.cause.reset();
+    });
+    Attempt attempt(o_, job_, place, int(round), log_number);
+    const bool well = attempt.run();
+    std::optional<RoundCause> cause;
+    if (!well)
+      cause = attempt.killed_by_user() || attempt.ended_by_user() ? attempt.interruption()
+                                                                  : attempt.cause();
+    link_->change([&](LauncherNote& note) {
+      note.state = State::ended;
+      note.well = well;
+      note.cause = cause;
+    });
+    last_ = std::move(cause);
+    ended_well_ = well;
+  }
+
+  void take_signals() {
+    while (const int signal = job_.signals.next()) {
+      if (signal == SIGWINCH) continue;
+      const auto kind = job_.ends.add(signal, Clock::now(), job_.signals.from_keyboard());
+      if (kind == EndRequests::Kind::repeat) continue;
+      link_->change([&](LauncherNote& note) {
+        note.signal = job_.ends.signal();
+        note.second = note.second || kind == EndRequests::Kind::second;
+      });
+    }
+  }
+
+  int without_leader(const std::string& why) {
+    if (ended_well_) return 0;
+    if (job_.ends.signal()) return 128 + job_.ends.signal();
+    if (last_ && !last_->text.empty()) job_.console.say(last_->text);
+    if (!link_->has_connected())
+      job_.console.say(fmt::format(
+          "mtrain-launch: error: the launcher of host 0 does not answer at {}:{} after {:.3g} s: "
+          "{}\n  hint: start mtrain-launch on host 0 (--node_rank=0), with the same address and "
+          "port",
+          o_.master_addr, job_.store.port(),
+          std::chrono::duration<double>(o_.rendezvous_timeout).count(), why));
+    else
+      job_.console.say(fmt::format(
+          "mtrain-launch: error: host 0 is gone: its launcher, which leads this job and serves its "
+          "store, has not answered for {} s: {}\n  hint: start all hosts again with "
+          "checkpoint.load=latest; the job survives the loss of every host except host 0",
+          LauncherLink::kLeaderLease.count(), why));
+    return 1;
+  }
+
+  const AgentOptions& o_;
+  JobState& job_;
+  LogFolders logs_;
+  std::unique_ptr<LeadingLauncher> leader_;
+  std::unique_ptr<LauncherLink> link_;
+  std::optional<RoundCause> last_;  // why this host's ranks have failed
+  bool ended_well_ = false;
+};
+
+}  // namespace
+
+JobFailure failure_of(const RoundCause& cause, const std::string& job_id) {
+  return {.job = job_id,
+          .host = cause.host,
+          .exit_code = cause.exit_code,
+          .interrupted = cause.interrupted,
+          .step = cause.step,
+          .culprit = cause.rank,
+          .message = cause.message};
+}
+
+int run_rounds_together(const AgentOptions& options, JobState& job) {
+  return RoundsTogether(options, job).run();
+}
+
+}  // namespace mtrain::launch

@@ -1,0 +1,343 @@
+// Tests the decisions of the launcher that leads a job on several hosts, and the texts of
+// launchers.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <catch2/catch.hpp>
+
+#include "launch/round_leader.h"
+
+namespace launch_round_leader_test {
+
+using namespace mtrain::launch;
+using namespace std::chrono_literals;
+using Catch::Matchers::Contains;
+using Kind = LauncherNews::Kind;
+using State = LauncherNote::State;
+using Time = RoundLeader::Clock::time_point;
+
+// A job with tp 1 whose global batch has so many micro-batches.
+int largest_divisor(int batch, int ranks) {
+  while (ranks > 0 && batch % ranks != 0) --ranks;
+  return ranks;
+}
+
+LeaderOptions options_of(int least, int most, int batch, int tp = 1) {
+  LeaderOptions o{.min_nodes = least, .max_nodes = most, .max_restarts = 3};
+  o.largest_world = [=](int ranks) { return tp * largest_divisor(batch, ranks / tp); };
+  o.layout = [=](int world) { return fmt::format("dp_size {}", world / tp); };
+  o.nearest_worlds = [](int) { return std::string("nearest"); };
+  o.newest_checkpoint = [] { return -1; };
+  o.timeout = 60s;
+  return o;
+}
+
+struct RoundCase {
+  const char* what;
+  std::vector<std::pair<int, int>> hosts;  // node and ranks
+  int least, batch, tp;
+  const char* expected;  // "node:first+ranks", for every host
+};
+
+const RoundCase kRoundCases[] = {
+    {"all ranks fit", {{0, 2}, {1, 2}, {2, 2}}, 1, 12, 1, "0:0+2 1:2+2 2:4+2"},
+    {"a host is a spare", {{0, 2}, {1, 2}, {2, 2}}, 1, 8, 1, "0:0+2 1:2+2 2:4+0"},
+    {"ranks keep the order of hosts", {{0, 2}, {2, 2}}, 1, 8, 1, "0:0+2 2:2+2"},
+    {"a host has spare ranks", {{0, 4}, {1, 4}}, 1, 6, 1, "0:0+4 1:4+2"},
+    {"hosts of different sizes", {{0, 1}, {3, 3}}, 1, 4, 1, "0:0+1 3:1+3"},
+    {"tp stays", {{0, 2}, {1, 2}, {2, 2}}, 1, 4, 4, "0:0+2 1:2+2 2:4+0"},
+    {"the last host", {{0, 2}}, 1, 8, 1, "0:0+2"},
+    {"too few hosts", {{0, 2}}, 2, 8, 1, ""},
+    {"too few ranks for tp", {{0, 2}, {1, 1}}, 1, 8, 4, ""},
+    {"host 0 is not here", {{1, 2}, {2, 2}}, 1, 8, 1, ""},
+};
+
+TEST_CASE("dp is the largest that hosts and global batch allow, and other ranks are spares") {
+  for (const RoundCase& c : kRoundCases) {
+    INFO(c.what);
+    std::vector<LauncherNote> hosts;
+    for (const auto& [node, ranks] : c.hosts)
+      hosts.push_back({.id = std::to_string(node), .node = node, .ranks = ranks});
+    std::vector<std::string> found;
+    for (const RoundMember& m : members_of_round(hosts, options_of(c.least, 9, c.batch, c.tp)))
+      found.push_back(fmt::format("{}:{}+{}", m.node, m.first_rank, m.ranks));
+    CHECK(fmt::format("{}", fmt::join(found, " ")) == c.expected);
+  }
+}
+
+// A job as its leader sees it. Every look() takes 100 ms.
+class Job {
+ public:
+  explicit Job(LeaderOptions options)
+      : leader_([&] {
+          options.newest_checkpoint = [this] { return checkpoint; };
+          return options;
+        }()) {}
+
+  int64_t checkpoint = -1;
+
+  LauncherNote& host(int node, const std::string& id = "") {
+    SeenLauncher& seen = seen_[fmt::format("{}/{}", node, id)];
+    if (seen.note.id.empty())
+      seen.note = {.id = fmt::format("id{}{}", node, id),
+                   .host = fmt::format("h{}", node),
+                   .node = node,
+                   .ranks = 2};
+    return seen.note;
+  }
+  void disconnect(int node) { seen_[fmt::format("{}/", node)].connected = false; }
+  void freeze(int node) { frozen_.push_back(node); }
+
+  // All hosts begin the round that was announced, or stop as they were asked to.
+  void run(std::vector<int> nodes, int64_t round) { set(nodes, round, State::running, false); }
+  void end(std::vector<int> nodes, int64_t round, bool well = false) {
+    set(nodes, round, State::ended, well);
+  }
+  void fail(int node, int64_t round, RoundCause cause) {
+    set({node}, round, State::ended, false);
+    host(node).cause = std::move(cause);
+  }
+
+  // Returns the kinds that were announced, and keeps the news.
+  std::string look(std::chrono::milliseconds time = 100ms) {
+    constexpr const char* kWords[] = {"run", "end", "kill", "signal", "cause", "over", "refuse"};
+    std::string words;
+    lines.clear();
+    for (const auto until = now_ + time; now_ < until;) {
+      now_ += 100ms;
+      for (auto& [key, seen] : seen_)
+        if (seen.connected && std::ranges::count(frozen_, seen.note.node) == 0) ++seen.note.beat;
+      for (const LauncherNews& news : leader_.look(seen_, now_)) {
+        words += (words.empty() ? "" : " ") + std::string(kWords[size_t(news.kind)]);
+        for (const std::string& line : news.lines) lines += line + "\n";
+        last = news;
+      }
+    }
+    return words;
+  }
+  std::string members() const {
+    std::string text;
+    for (const RoundMember& m : last.members)
+      if (m.ranks > 0) text += std::to_string(m.node);
+    return text;
+  }
+
+  LauncherNews last;
+  std::string lines;
+
+ private:
+  void set(const std::vector<int>& nodes, int64_t round, State state, bool well) {
+    for (const int node : nodes) {
+      host(node).round = round;
+      host(node).state = state;
+      host(node).well = well;
+    }
+  }
+  std::map<std::string, SeenLauncher> seen_;
+  std::vector<int> frozen_;
+  Time now_{};
+  RoundLeader leader_;
+};
+
+TEST_CASE("a fixed number of hosts begins at once, and ends when all have ended well") {
+  Job job(options_of(2, 2, 4));
+  CHECK(job.look() == "run");
+  CHECK(job.last.members.empty());
+  job.run({0, 1}, 0);
+  CHECK(job.look() == "");
+  job.end({0}, 0, true);
+  CHECK(job.look() == "");
+  job.end({1}, 0, true);
+  CHECK(job.look() == "over");
+  CHECK(job.last.code == 0);
+}
+
+TEST_CASE("one cause is agreed: a rank that died comes before errors about peers") {
+  Job job(options_of(2, 2, 4));
+  job.look();
+  job.run({0, 1}, 0);
+  job.fail(0, 0, {.weight = 2, .rank = 0, .message = "lost a peer", .text = "comm"});
+  CHECK(job.look() == "end");
+  CHECK(job.look() == "");
+  job.fail(1, 0, {.weight = 0, .rank = 2, .message = "was killed", .text = "killed"});
+  CHECK(job.look() == "cause cause");
+  CHECK_THAT(job.lines, Contains("killed") && Contains("restarting all ranks (1 of 3)"));
+  CHECK_THAT(job.lines, !Contains("comm"));
+  CHECK(job.look() == "run");
+  CHECK(job.last.round == 1);
+}
+
+TEST_CASE("a user's mistake and a signal are not restarted") {
+  Job mistake(options_of(2, 2, 4));
+  mistake.look();
+  mistake.run({0, 1}, 0);
+  mistake.fail(0, 0, {.weight = 1, .exit_code = 2, .rank = 0});
+  mistake.fail(1, 0, {.weight = 2, .rank = 2});
+  mistake.look();
+  CHECK(mistake.look() == "cause over");
+  CHECK(mistake.last.code == 2);
+
+  Job signal(options_of(2, 2, 4));
+  signal.look();
+  signal.run({0, 1}, 0);
+  signal.host(1).signal = 15;
+  CHECK(signal.look() == "signal");
+  signal.host(1).second = true;
+  CHECK(signal.look() == "kill");
+  signal.fail(1, 0, {.weight = 1, .exit_code = 143, .interrupted = true});
+  signal.fail(0, 0, {.weight = 1, .exit_code = 143, .interrupted = true});
+  signal.look();
+  CHECK(signal.look() == "cause over");
+  CHECK(signal.last.code == 143);
+}
+
+// A job of 1 to 3 hosts, which has begun with as many.
+void begin_elastic(Job& job, std::vector<int> nodes) {
+  for (const int node : nodes) job.host(node);
+  job.look(nodes.size() == 3 ? 100ms : 5200ms);
+  REQUIRE(job.last.kind == Kind::run);
+  job.run(nodes, 0);
+  REQUIRE(job.look() == "");
+}
+
+TEST_CASE("a round closes when all hosts are here, or some time after the minimum") {
+  Job all(options_of(1, 3, 12)), some(options_of(2, 3, 12)), none(options_of(2, 3, 12));
+  for (const int node : {0, 1, 2}) all.host(node);
+  CHECK(all.look() == "run");
+  CHECK(all.members() == "012");
+  for (const int node : {0, 2}) some.host(node);
+  CHECK(some.look(4900ms) == "");
+  CHECK(some.look(300ms) == "run");
+  CHECK(some.members() == "02");
+  CHECK_THAT(some.lines, Contains("4 ranks on hosts 0, 2, dp_size 4"));
+  none.host(0);
+  CHECK(none.look(59s) == "cause");
+  CHECK(none.look(2s) == "over");
+  CHECK(none.last.code == 1);
+  CHECK_THAT(none.lines, Contains("1 of 2 to 3 hosts are here"));
+}
+
+TEST_CASE("a lost host is left out, and joins again at the next checkpoint") {
+  Job job(options_of(1, 3, 12));
+  begin_elastic(job, {0, 1, 2});
+  job.disconnect(1);
+  CHECK(job.look(1900ms) == "");
+  CHECK(job.look(300ms) == "end");
+  job.fail(0, 0, {.weight = 2, .rank = 0, .message = "lost a peer"});
+  job.fail(2, 0, {.weight = 2, .rank = 4, .message = "lost a peer"});
+  CHECK(job.look() == "cause cause");
+  CHECK_THAT(job.lines, Contains("host 1 (h1) is gone"));
+  CHECK(job.look() == "run");
+  CHECK(job.members() == "02");
+  job.run({0, 2}, 1);
+  job.checkpoint = 20;
+  CHECK(job.look() == "");
+  job.host(1, "again");
+  CHECK(job.look() == "cause");
+  CHECK_THAT(job.lines, Contains("host 1 (h1) will join at the next checkpoint"));
+  CHECK(job.look(30s) == "");
+  job.checkpoint = 40;
+  CHECK(job.look() == "cause kill");
+  CHECK_THAT(job.lines, Contains("joins after the checkpoint of step 40"));
+  job.end({0, 2}, 1);
+  CHECK(job.look(200ms) == "run");
+  CHECK(job.members() == "012");
+  CHECK(job.last.round == 2);
+}
+
+TEST_CASE("a host that does not answer is lost when its lease has run out") {
+  Job job(options_of(1, 3, 12));
+  begin_elastic(job, {0, 1, 2});
+  job.freeze(2);
+  CHECK(job.look(9800ms) == "");
+  CHECK(job.look(400ms) == "end");
+}
+
+TEST_CASE("a host that would be a spare does not end a round") {
+  Job job(options_of(1, 3, 4));
+  begin_elastic(job, {0, 1});
+  job.host(2);
+  job.checkpoint = 20;
+  CHECK(job.look(5s) == "");
+}
+
+TEST_CASE("restarts count until there is a new checkpoint") {
+  Job job(options_of(1, 2, 4));
+  for (const int node : {0, 1}) job.host(node);
+  REQUIRE(job.look() == "run");
+  for (int64_t round = 0; round < 12; ++round) {
+    job.run({0, 1}, round);
+    REQUIRE(job.look() == "");
+    if (round % 3 == 2) job.checkpoint += 10;
+    job.end({1}, round);
+    // Another rank each time: they do not fail alike.
+    job.fail(0, round, {.weight = 0, .step = 5, .rank = int(round), .message = "was killed"});
+    REQUIRE(job.look() == "end");
+    REQUIRE(job.look() == "cause cause");
+    REQUIRE(job.look(40s) == "run");
+  }
+  for (int64_t round = 12; round < 15; ++round) {
+    job.run({0, 1}, round);
+    REQUIRE(job.look() == "");
+    job.end({1}, round);
+    job.fail(0, round, {.weight = 0, .step = 5, .rank = int(round), .message = "was killed"});
+    REQUIRE(job.look() == "end");
+    job.look(40s);
+  }
+  CHECK(job.last.kind == Kind::over);
+  CHECK(job.last.code == 1);
+}
+
+TEST_CASE("a rank that fails alike at the same step twice ends the job") {
+  for (const bool same_step : {true, false}) {
+    Job job(options_of(2, 2, 4));
+    job.look();
+    for (int64_t round = 0; round < 2; ++round) {
+      job.run({0, 1}, round);
+      job.look();
+      job.end({0}, round);
+      job.fail(1, round,
+               {.weight = 0,
+                .step = same_step ? 17 : 17 + round,
+                .rank = 3,
+                .message = fmt::format("rank 3 (pid {}) was killed", 100 + round)});
+      REQUIRE(job.look() == "end");
+      job.look(1500ms);
+    }
+    CHECK((job.last.kind == Kind::over) == same_step);
+    if (same_step)
+      CHECK_THAT(job.last.lines[0], Contains("rank 3 has failed twice") && Contains("step 17"));
+  }
+}
+
+TEST_CASE("a second launcher with the same number is refused") {
+  Job job(options_of(2, 2, 4));
+  job.look();
+  job.run({0, 1}, 0);
+  job.look();
+  job.host(1, "other");
+  CHECK(job.look(3s) == "refuse");
+  CHECK(job.last.id == "id1other");
+}
+
+TEST_CASE("notes and news are read as they were written, and others are refused") {
+  LauncherNote note{.id = "x", .host = "h\xff", .node = 2, .ranks = 3, .round = 4};
+  note.cause = RoundCause{.weight = 0, .step = 7, .rank = 5, .message = "m", .text = "t\n"};
+  const auto read = parse_note(text_of(note));
+  REQUIRE(read);
+  CHECK(read->node == 2);
+  CHECK(read->cause->rank == 5);
+  CHECK(read->cause->text == "t\n");
+  LauncherNews news{.kind = Kind::run, .round = 3, .members = {{1, "a", 2, 2}}, .world = 4};
+  const auto read_news = parse_news(text_of(news));
+  REQUIRE(read_news);
+  CHECK(read_news->members.at(0).first_rank == 2);
+  for (const std::string text : {"", "{}", "[]", "{\"id\": 1}", "null", "{\"kind\":\"run\"}"}) {
+    CHECK_FALSE(parse_note(text));
+    CHECK_FALSE(parse_news(text));
+  }
+  std::string damaged = text_of(note);
+  damaged.replace(damaged.find("\"node\":2"), 8, "\"node\":-2");
+  CHECK_FALSE(parse_note(damaged));
+}
+
+}  // namespace launch_round_leader_test
