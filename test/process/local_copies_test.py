@@ -19,8 +19,9 @@ import time
 MTRAIN, LAUNCH, HOST_NAMES = (str(pathlib.Path(p).resolve()) for p in sys.argv[1:4])
 WORK = pathlib.Path(tempfile.mkdtemp())
 LOCAL = WORK / "local"
-# The time of a restart is printed, and depends on the load of the machine: 2 to 5 s on two cores. The bound leaves room for slow ones.
-SECONDS = float(os.environ.get("MTRAIN_TEST_RESTART_S", "15"))
+# The time of a restart is printed, and depends on the load of the machine: 1 to 3 s on two busy cores. The bound leaves room for
+# slow machines.
+SECONDS = float(os.environ.get("MTRAIN_TEST_RESTART_S", "10"))
 STEPS, KILLED = 42, 37
 RECIPE = f"""
 model: {{num_layers: 2, hidden_size: 64, num_attention_heads: 2}}
