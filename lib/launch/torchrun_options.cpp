@@ -133,9 +133,12 @@ RendezvousConfig parse_rendezvous_config(const std::string& text) {
   struct Row {
     const char *key, *why;
   };
-  constexpr const char* kTimeout = "comm.timeout_s of the recipe sets how long ranks wait";
+  constexpr const char* kTimeout =
+      "--rdzv_timeout sets how long hosts wait, comm.timeout_s of the recipe how long ranks wait";
   constexpr const char* kHost = "host 0 serves the rendezvous";
-  constexpr const char* kElastic = "a job has a fixed number of hosts";
+  constexpr const char* kElastic =
+      "a job of MIN:MAX hosts waits 5 s for more than MIN, and 10 s for a host that does not "
+      "answer";
   constexpr Row kNoEffect[] = {{"timeout", kTimeout},
                                {"join_timeout", kTimeout},
                                {"read_timeout", kTimeout},

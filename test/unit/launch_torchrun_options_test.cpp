@@ -57,7 +57,7 @@ TEST_CASE("the address of rank 0 has neither a port nor a path") {
                         Contains("write MASTER_ADDR=node0 MASTER_PORT=1"));
 }
 
-TEST_CASE("a number of hosts is fixed") {
+TEST_CASE("a number of hosts is fixed, or has bounds") {
   const auto range = [](const char* text) {
     const NodeRange nodes = parse_nodes(text);
     return std::pair(nodes.least, nodes.most);
