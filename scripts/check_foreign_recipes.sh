@@ -3,14 +3,31 @@
 # others do not, the most frequent reasons first. There are two figures: for complete recipes, and for their
 # `distributed:` blocks on a model that fits any layout.
 #   scripts/check_foreign_recipes.sh DIR...
-# BUILD is the build folder (build/release); VERBOSE=1 lists the refused files, too.
+# For a checkout of NeMo AutoModel it takes the recipes of text models, and counts each refused one by its first
+# reason. The models and data sets that recipes name are stubs in a cache of the Hub that scripts/stub_hub.py writes.
+# BUILD is the build folder (build/release); VERBOSE=1 lists the files, too; BLOCKS=0 leaves the blocks out.
 set -euo pipefail
 cd_root=$(cd "$(dirname "$0")/.." && pwd)
-[[ $# -gt 0 ]] || { sed -n '2,6s/^# \{0,1\}//p' "$0"; exit 2; }
-mtrain="${BUILD:-$cd_root/build/release}/bin/mtrain"
+[[ $# -gt 0 ]] || { sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 2; }
+mtrain=$(realpath -m "${BUILD:-$cd_root/build/release}/bin/mtrain")
 [[ -x $mtrain ]] || { echo "$mtrain is not built" >&2; exit 2; }
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+
+folders=() first=
+for folder in "$@"; do
+  if [[ -d $folder/examples/llm_finetune ]]; then
+    first=1
+    for name in convergence llm_benchmark llm_finetune llm_pretrain; do folders+=("$folder/examples/$name"); done
+  else
+    folders+=("$folder")
+  fi
+done
+for i in "${!folders[@]}"; do folders[i]=$(realpath "${folders[i]}"); done
+python3 -B "$cd_root/scripts/stub_hub.py" "$work/hub" "${folders[@]}"
+export HF_HUB_CACHE=$work/hub HF_HOME=$work/none XDG_CACHE_HOME=$work/cache
+# Templates are named by paths from the checkout.
+if [[ -n $first ]]; then cd "$1"; fi
 
 # A model that every layout of a block divides: many heads, layers, experts and long samples.
 model() {
@@ -34,7 +51,17 @@ check() { # kind, file to name, arguments of mtrain
     echo "$file" >>"$work/$kind.refused"
     # One line per error: its field and reason, without the place and without values in `quotes`.
     sed -n 's/^.*: error: //p' "$work/err" | grep -v 'mistakes\{0,1\} in the recipe' |
-      sed 's/`[^`]*`/`...`/g' | sort -u >>"$work/$kind.reasons"
+      sed -e 's/^model.from: .*: model_type `\(.*\)` is not/model.from: model_type \1 is not/' \
+        -e 's/`[^`]*`/`...`/g' | awk '!seen[$0]++' >"$work/errors"
+    if [[ -n $first && $kind == whole ]]; then
+      if ! grep -qv '^peft' "$work/errors"; then
+        echo 'peft alone' >>"$work/$kind.reasons"
+      else
+        grep -v '^peft' "$work/errors" | head -1 >>"$work/$kind.reasons"
+      fi
+    else
+      cat "$work/errors" >>"$work/$kind.reasons"
+    fi
   fi
 }
 
@@ -48,12 +75,17 @@ report() { # kind, title
   if [[ -f $work/$1.reasons ]]; then
     sort "$work/$1.reasons" | uniq -c | sort -rn | head -"${REASONS:-25}" | cut -c1-200
   fi
-  if [[ -n ${VERBOSE:-} && -f $work/$1.refused ]]; then sed 's/^/    refused: /' "$work/$1.refused"; fi
+  if [[ -n ${VERBOSE:-} ]]; then
+    for how in loaded refused; do
+      if [[ -f $work/$1.$how ]]; then sed "s/^/    $how: /" "$work/$1.$how"; fi
+    done
+  fi
 }
 
 while IFS= read -r file; do
   grep -qE '^(model|distributed|train|step_scheduler|dataset):' "$file" || continue
   check whole "$file" --recipe "$file" --print-recipe --world-size 0
+  [[ ${BLOCKS:-1} == 1 ]] || continue
   block distributed "$file" >"$work/block.yaml"
   if grep -q . "$work/block.yaml"; then
     { model; cat "$work/block.yaml"; block step_scheduler "$file" | grep -E '^step_scheduler|^ +local_batch_size' || true; } >"$work/graft.yaml"
@@ -63,7 +95,7 @@ while IFS= read -r file; do
     fi
     check block "$file" --recipe "$work/graft.yaml" --print-recipe --world-size 0 "${experts[@]}"
   fi
-done < <(find "$@" -type f \( -name '*.yaml' -o -name '*.yml' \) | sort)
+done < <(find "${folders[@]}" -type f \( -name '*.yaml' -o -name '*.yml' \) | sort)
 
 report block "distributed blocks on a model that fits"
 report whole "whole recipes"
