@@ -238,8 +238,6 @@ TEST_CASE("keys without a meaning are reported once, and those for missing featu
   expect_diagnostic("peft: {_target_: lora.PeftConfig, dim: 8}\n", Severity::error, "peft", "LoRA");
   expect_diagnostic("checkpoint: {model_save_format: torch_save}\n", Severity::warning,
                     "checkpoint.model_save_format", "safetensors");
-  expect_diagnostic("step_scheduler: {num_epochs: 2, max_steps: 9}\n", Severity::warning,
-                    "step_scheduler.num_epochs", "train.steps");
   CHECK_FALSE(diagnostics_of("step_scheduler: {num_epochs: 2}\n").has_errors());
   for (const char* value : {"false", "final", "every", "true"})
     CHECK_FALSE(
