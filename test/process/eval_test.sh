@@ -161,7 +161,7 @@ expect "smaller batches" 0 "train.global_batch_size 8 -> 4" "begins with sample 
   fail "after changes of the batch $(last_tokens batches) tokens are read, and without them $(last_tokens epochs)"
 # shellcheck disable=SC2046
 expect "a finished run of epochs" 0 "none left of" -- "${short[@]}" $(batch 4) checkpoint.load=latest
-expect "steps beside epochs" 2 "is given beside train.steps" -- "${short[@]}" train.steps=2 train.epochs=1
+expect "steps beside epochs" 0 "2, which are less than train.epochs=1" -- "${short[@]}" train.steps=2 train.epochs=1 --dry-run
 expect "epochs of data that are gone" 2 "there is no file $work/nothing" -- "${short[@]}" dataset.train="$work/nothing"
 
 # The best checkpoint: a run that was killed in a save continues the ranking after its restart, while its loss
