@@ -30,7 +30,6 @@ namespace mtrain::launch {
 namespace {
 
 using namespace std::chrono_literals;
-namespace fs = std::filesystem;
 
 // After the first failure the other ranks notice that their peer is gone, and end. Ranks that have
 // not ended after kUntilTerm get SIGTERM, and after kUntilKill SIGKILL: all within 5 s.
