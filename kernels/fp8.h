@@ -49,7 +49,7 @@ struct TransposeFloat8 {
 // Delayed scaling of C tensors (Micikevicius et al. 2022): the tensors' maxima of this step go into
 // their histories, from which the scales of the next step are computed. A scale stays unchanged if
 // the amax that decides it is 0. Only a history without any maximum takes one from a step that
-// updates nothing, whose `grad_scale` is not finite.
+// updates nothing, whose `grad_scale` is not finite, and only if it is finite.
 struct UpdateScales {
   ConstSpan grad_scale;  // fp32, one element; optional
   Span amax_C;           // fp32; is read, then reset to 0

@@ -154,7 +154,7 @@ void run(const UpdateScales& a) {
   for (int64_t c = 0; c < a.C; ++c) {
     float &amax = a.amax_C.as<float>()[c], &scale = a.scale_C.as<float>()[c];
     float* history = a.history_CL.as<float>() + c * a.L;
-    if (skipped && *std::max_element(history, history + a.L) > 0) {
+    if (skipped && (!std::isfinite(amax) || *std::max_element(history, history + a.L) > 0)) {
       amax = 0;
       continue;
     }

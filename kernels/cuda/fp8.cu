@@ -237,7 +237,7 @@ __global__ void update_scales(const float* grad_scale, float* amax, float* histo
   if (grad_scale && !isfinite(*grad_scale)) {
     float known = 0;
     for (int64_t l = 0; l < length; ++l) known = fmaxf(known, ring[l]);
-    if (known > 0) {
+    if (known > 0 || !isfinite(amax[i])) {
       amax[i] = 0;
       return;
     }

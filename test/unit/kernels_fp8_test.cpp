@@ -143,6 +143,11 @@ TEST_CASE("a step that updates nothing leaves histories as they are, but an empt
                             .inverse_C = inverse});
       REQUIRE((amax[0] == 0 && amax[1] == 0));
     };
+    amax.set(1, INFINITY);  // a scale would be 0 for good
+    step(skipped);
+    REQUIRE(history.values() == std::vector<double>{0, 4, 0, 0});
+    REQUIRE((scale[0] == 56 && scale[1] == 1));
+    amax.set(0, 8), amax.set(1, 8);
     step(skipped);
     REQUIRE(history.values() == std::vector<double>{0, 4, 8, 0});
     REQUIRE((scale[0] == 56 && scale[1] == 28));
