@@ -457,7 +457,7 @@ void Attempt::take_news() {
     }
     if (ends && !failed_at_) failed_at_ = Clock::now();
     if (news->kind == Kind::signal && job_.ends.signal() == 0 &&
-        job_.ends.add(news->signal, Clock::now()) == EndRequests::Kind::first)
+        job_.ends.add_of_other(news->signal, Clock::now()) == EndRequests::Kind::first)
       end_by(news->signal, "another host got ");
   }
   if (!killed_at_ && !job_.link->lost().empty()) kill_all(SIGKILL);

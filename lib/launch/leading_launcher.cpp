@@ -42,9 +42,13 @@ void LeadingLauncher::run() {
       for (const LauncherNews& news : leader_.look(seen_launchers(server_), Clock::now()))
         announce(news);
     } catch (const std::exception& e) {
-      return announce({.kind = LauncherNews::Kind::over,
-                       .code = 1,
-                       .lines = {fmt::format("mtrain-launch: error: {}", e.what())}});
+      try {
+        announce({.kind = LauncherNews::Kind::over,
+                  .code = 1,
+                  .lines = {fmt::format("mtrain-launch: error: {}", e.what())}});
+      } catch (const std::exception&) {  // the store is full: the others miss this launcher's beat
+      }
+      return;
     }
   }
 }

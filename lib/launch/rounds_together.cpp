@@ -128,7 +128,7 @@ class RoundsTogether {
       for (JobObserver* observer : o_.observers) observer->failed(failure);
     }
     if (news.kind == Kind::signal && job_.ends.signal() == 0)
-      job_.ends.add(news.signal, Clock::now());
+      job_.ends.add_of_other(news.signal, Clock::now());
     if (news.kind == Kind::run)
       if (const auto place = place_in(news, o_, link_->id())) run_round(*place, news.round);
     return std::nullopt;

@@ -15,11 +15,23 @@ EndRequests::Kind EndRequests::add(int signal, Clock::time_point at, bool from_k
     first_ = at;
     return Kind::first;
   }
+  if (std::exchange(of_other_, false)) {
+    first_ = at;
+    return Kind::repeat;
+  }
   using std::chrono::floor, std::chrono::milliseconds;
   return is_second_request(floor<milliseconds>(at - first_), floor<milliseconds>(at - last),
                            from_keyboard)
              ? Kind::second
              : Kind::repeat;
+}
+
+EndRequests::Kind EndRequests::add_of_other(int signal, Clock::time_point at) {
+  if (signal_ != 0) return Kind::repeat;
+  of_other_ = true;
+  signal_ = signal;
+  first_ = last_ = at;
+  return Kind::first;
 }
 
 Signals::Signals() {

@@ -18,10 +18,14 @@ class EndRequests {
   };
   // `from_keyboard`: a person has pressed a key.
   Kind add(int signal, Clock::time_point at, bool from_keyboard = false);
+  // Another launcher of the job got the signal. This one may get the same request later: its first
+  // own signal is a repeat. Returns first or repeat.
+  Kind add_of_other(int signal, Clock::time_point at);
   int signal() const { return signal_; }  // of the first request; 0: none has come
 
  private:
   int signal_ = 0;
+  bool of_other_ = false;  // until an own signal comes
   Clock::time_point first_, last_;
 };
 

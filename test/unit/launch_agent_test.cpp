@@ -19,6 +19,18 @@ using namespace mtrain::launch;
 using namespace std::chrono_literals;
 using Catch::Matchers::Contains;
 
+TEST_CASE("a signal that reaches hosts one after the other is one request") {
+  using Kind = EndRequests::Kind;
+  const EndRequests::Clock::time_point t{5s};
+  EndRequests ends;
+  CHECK(ends.add_of_other(15, t) == Kind::first);
+  CHECK(ends.signal() == 15);
+  CHECK(ends.add_of_other(15, t + 2s) == Kind::repeat);
+  CHECK(ends.add(15, t + 3s) == Kind::repeat);  // its own, from the same sender
+  CHECK(ends.add(15, t + 3500ms) == Kind::repeat);
+  CHECK(ends.add(15, t + 5s) == Kind::second);
+}
+
 TEST_CASE("signals within a second of the first are one request") {
   using Kind = EndRequests::Kind;
   const EndRequests::Clock::time_point t{5s};
