@@ -59,6 +59,8 @@ TEST_CASE("AutoModel's defaults hold where its recipes leave something out, and 
                             {"optimizer.clip_grad=0"});
   CHECK((set.train.steps == 7 && set.train.epochs == 2.0));
   CHECK((set.checkpoint.every_steps == 3 && set.train.seed == 5 && set.optimizer.clip_grad == 0));
+  CHECK_FALSE(
+      loaded(kTrainer + "step_scheduler: {num_epochs: 2}\n", {"train.steps=9"}).train.epochs);
   CHECK_FALSE(loaded(kTrainer + "step_scheduler: {max_steps: 7, num_epochs: null}\n").train.epochs);
 }
 
@@ -95,6 +97,13 @@ TEST_CASE("AutoModel's scheduler derives its warm-up and its rates") {
   // With epochs it waits for the number of steps. A printed recipe is mtrain's own.
   Recipe epochs = loaded(lines + "lr_scheduler: {lr_decay_style: cosine}\n");
   Diagnostics diagnostics;
+  for (const char* scheduler : {"lr_scheduler: {lr_decay_style: cosine}\n", ""}) {
+    Recipe direct = loaded(lines + scheduler);
+    Recipe printed = plan::load_recipe_text(interchange::model_source(), print_recipe(direct),
+                                            "printed", {}, diagnostics, 1);
+    for (Recipe* r : {&direct, &printed}) plan::resolve_epochs(*r, 32 * 30, diagnostics);
+    CHECK(print_recipe(direct, false) == print_recipe(printed, false));
+  }
   plan::resolve_epochs(epochs, 32 * 30, diagnostics);
   CHECK(epochs.train.steps == 300);
   CHECK(epochs.lr_scheduler.warmup_steps == 30);

@@ -51,9 +51,12 @@ void add_automodel_defaults(RawSettings& given, Diagnostics& diagnostics) {
     if (!known && row->show(own) != field.text)
       taken += fmt::format("{}{}: {}", taken.empty() ? "" : ", ", field.path, field.text);
   };
-  // `num_epochs: null` beside max_steps: the epochs do not end the training.
+  // `num_epochs: null` beside max_steps: the epochs do not end the training. Nor do they end one
+  // whose steps the command line gives.
+  const auto steps = given.fields.find("train.steps");
   const bool endless =
-      given.fields.contains("train.epochs") && given.fields.contains("train.steps");
+      steps != given.fields.end() &&
+      (given.fields.contains("train.epochs") || steps->second.origin == Origin::command_line);
   for (const FieldText& field : kDefaults)
     if (field.path != "train.epochs" || !endless) add(field);
   if (!has_section(given, "lr_scheduler"))

@@ -65,6 +65,10 @@ std::string origin_text(const SchemaRow& row, const Recipe& r) {
   return fmt::format("{}, by {}", who, line);
 }
 
+// Whether it is a recipe of AutoModel, whose scheduler waits for the number of steps. The printed
+// recipe must then be one of AutoModel, too.
+bool waits_for_steps(const Recipe& r) { return r.automodel && !r.steps_known(); }
+
 // Returns whether the recipe's layout and strategy read the field. Other fields are not printed,
 // since loading the text would refuse them or warn about them.
 bool in_force(const SchemaRow& row, const Recipe& r) {
@@ -86,13 +90,20 @@ bool in_force(const SchemaRow& row, const Recipe& r) {
   // Once the data are counted, one of the two sets the length of the run.
   if (row.path == "train.steps" && !r.steps_known() && !r.given("train.steps")) return false;
   if (row.path == "train.epochs" && r.steps_known()) return false;
+  // They follow from the number of steps (derive_automodel_schedule()).
+  if (waits_for_steps(r) && r.given_section("lr_scheduler") && !r.given(row.path))
+    for (const char* field :
+         {"lr_scheduler.warmup_steps", "lr_scheduler.init_lr", "lr_scheduler.min_lr"})
+      if (row.path == field) return false;
   // Earlier versions read the printed recipes of checkpoints, and do not know these fields.
   if (row.path == "model.ignore_keys" && r.model.ignore_keys.empty()) return false;
   for (const char* field :
        {"distributed.pipeline.account_for_embedding", "distributed.pipeline.account_for_loss",
         "distributed.pipeline.first_rank_layers", "distributed.pipeline.last_rank_layers",
-        "checkpoint.keep_best", "lr_scheduler.init_lr"})
+        "checkpoint.keep_best"})
     if (row.path == field && row.show(r) == row.show_default()) return false;
+  if (row.path == "lr_scheduler.init_lr" && r.lr_scheduler.init_lr == 0 && !waits_for_steps(r))
+    return false;
   if (row.path == "distributed.pipeline.pp_schedule" && r.distributed.pipeline.pp_schedule_csv)
     return false;
   return belongs_to_strategy(row, r);
@@ -148,7 +159,8 @@ std::string print_rows(const Recipe& recipe, bool origins, const Printed& printe
 }  // namespace
 
 std::string print_recipe(const Recipe& recipe, bool origins) {
-  return print_rows(recipe, origins, [](const SchemaRow&) { return true; });
+  return (waits_for_steps(recipe) ? "recipe: AutoModel\n" : "") +
+         print_rows(recipe, origins, [](const SchemaRow&) { return true; });
 }
 
 std::string print_sections(const Recipe& recipe, std::initializer_list<std::string_view> sections) {
