@@ -14,6 +14,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <span>
 #include <thread>
 
 #include "base/error.h"
@@ -199,15 +200,7 @@ DoctorRow gemm_row() {
   return row;
 }
 
-}  // namespace
-
-std::vector<CoreRate> measure_cores() {
-  cpu_set_t usable;
-  CPU_ZERO(&usable);
-  if (sched_getaffinity(0, sizeof usable, &usable) != 0) return {};
-  std::vector<CoreRate> cores;
-  for (int c = 0; c < CPU_SETSIZE; ++c)
-    if (CPU_ISSET(c, &usable)) cores.push_back({.core = c});
+void measure_together(std::span<CoreRate> cores) {
   std::atomic<bool> go{false};
   std::vector<std::thread> threads;
   threads.reserve(cores.size());
@@ -223,6 +216,21 @@ std::vector<CoreRate> measure_cores() {
     });
   go = true;
   for (std::thread& t : threads) t.join();
+}
+
+}  // namespace
+
+std::vector<CoreRate> measure_cores() {
+  cpu_set_t usable;
+  CPU_ZERO(&usable);
+  if (sched_getaffinity(0, sizeof usable, &usable) != 0) return {};
+  std::vector<CoreRate> cores;
+  for (int c = 0; c < CPU_SETSIZE; ++c)
+    if (CPU_ISSET(c, &usable)) cores.push_back({.core = c});
+  // A container may have the time of fewer cores than it sees: so many are measured at once.
+  const auto at_once = size_t(std::max(1, usable_cores()));
+  for (size_t first = 0; first < cores.size(); first += at_once)
+    measure_together(std::span(cores).subspan(first, std::min(at_once, cores.size() - first)));
   return cores;
 }
 
