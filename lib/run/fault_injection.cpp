@@ -192,8 +192,13 @@ void FaultInjection::after_step(int64_t step) {
 void FaultInjection::at_end() {
   for (Fault& f : faults_)
     if (f.options.phase == FaultPhase::end) now(f);
-  for (const Fault& f : faults_)
-    if (!f.happened) refuse(f, f.options.step);
+}
+
+void FaultInjection::require_happened(int64_t first, int64_t last) const {
+  for (const Fault& f : faults_) {
+    const int64_t step = f.options.step;
+    if (!f.happened && (step < 1 || (first <= step && step <= last))) refuse(f, step);
+  }
 }
 
 void FaultInjection::refuse(const Fault& fault, int64_t step) const {

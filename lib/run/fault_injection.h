@@ -34,8 +34,11 @@ class FaultInjection {
   // Call it after the step and its save. Throws UserError if a fault was due and did not happen,
   // because the step had no such launch or no save.
   void after_step(int64_t step);
-  // Call it when the run ends, after the last step's evaluation. Throws as after_step().
+  // Call it when the run ends, after the last step's evaluation.
   void at_end();
+  // Call it after the last save. Throws as after_step() for a fault in one of the steps that this
+  // start has made.
+  void require_happened(int64_t first, int64_t last) const;
 
  private:
   struct Fault {

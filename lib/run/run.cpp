@@ -128,7 +128,7 @@ class Training {
     auto tuner = gemm_tuner(*device_, plan_);  // exists until it has chosen, after the first step
     if (tuner && trainer_.graphs()) trainer_.graphs()->hold(true);
     const auto started = std::chrono::steady_clock::now();
-    const int64_t first = trainer_.steps_done();
+    const int64_t first = begun_after_ = trainer_.steps_done();
     profiled_ = trainer_.control().any(report_.profile);
     saver_->report_progress();
     pulse_->set_last_step(trainer_.last_step());
@@ -184,6 +184,7 @@ class Training {
     const RunSaver::Newest& newest = saver_->newest();
     const bool saved = newest.step == trainer_.steps_done() && (!new_best_ || newest.with_loss);
     if ((plan_.checkpoint.at_end || new_best_) && !saved) save(/*last=*/true);
+    if (fault_) fault_->require_happened(begun_after_ + 1, trainer_.steps_done());
     if (consolidated_) consolidate(saver_->newest().path);
     if (local_) local_->end(/*saved=*/saver_->newest().step == trainer_.steps_done());
     if (trace_) note(trace_->finish());
@@ -565,6 +566,7 @@ class Training {
   std::optional<StepTimes> times_;
   std::optional<Reporter> reporter_;  // set only on rank 0, like folder_
   std::optional<FolderWatch> folder_;
+  int64_t begun_after_ = 0;  // the steps that were done when this start began to train
   std::optional<ConsolidatedWriter> consolidated_;
   std::optional<DataIdentity> identity_;  // set on the first rank of each host
   bool profiled_ = false;                 // a rank prints the time of each operation
