@@ -11,8 +11,8 @@ namespace mtrain::launch {
 
 // Why a round, a start of all ranks of the job, has failed, as one launcher sees it.
 struct RoundCause {
-  // Which cause comes first. 0: a rank died, or a host is gone; 1: a rank's own error; 2: a rank
-  // has lost a peer; 3: ranks were ended.
+  // The cause with the lowest weight comes first. 0: a rank died, or a host is gone; 1: a rank's
+  // own error; 2: a rank has lost a peer; 3: ranks were ended.
   int weight = 3;
   int exit_code = 1;
   bool interrupted = false;  // a signal has ended the ranks
@@ -36,7 +36,7 @@ struct LauncherNote {
   std::optional<RoundCause> cause;
 };
 
-// Which ranks of a round a host runs.
+// The ranks that a host runs in a round.
 struct RoundMember {
   int node = 0;
   std::string id;

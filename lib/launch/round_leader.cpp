@@ -81,7 +81,7 @@ void RoundLeader::update(const std::map<std::string, SeenLauncher>& launchers,
   }
 }
 
-// Of two launchers with the same number the earlier one stays.
+// Refuses a launcher whose number another one has had before.
 void RoundLeader::refuse_doubles() {
   for (auto& [key, l] : launchers_) {
     if (l.refused || l.lost) continue;

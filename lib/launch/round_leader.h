@@ -33,8 +33,8 @@ struct LeaderOptions {
   bool elastic() const { return min_nodes < max_nodes; }
 };
 
-// Which of these hosts run which ranks, in the order of their nodes. The hosts are alive; a host
-// with 0 ranks is a spare. Empty: the job cannot train with them.
+// Distributes the ranks over hosts that are alive, in the order of their nodes. A host with 0 ranks
+// is a spare. Returns nothing if the job cannot train with these hosts.
 std::vector<RoundMember> members_of_round(const std::vector<LauncherNote>& hosts,
                                           const LeaderOptions& options);
 

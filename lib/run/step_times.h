@@ -27,7 +27,7 @@ struct StepFigures {
     comm::HostCollectives::Largest step_ns, memory, exposed_ns, compute_ns;
   };
   std::optional<Largest> largest;
-  // Of the last steps; only on rank 0, and only every StragglerFinder::kEvery steps.
+  // The comparison of the last steps; on rank 0 alone, every StragglerFinder::kEvery steps.
   std::optional<observe::StragglerFinder::Check> stragglers;
 };
 

@@ -8,7 +8,7 @@
 
 namespace mtrain::plan {
 
-// Which steps are not used (train.on_spike, train.spike_factor).
+// Decides which steps update nothing (train.on_spike, train.spike_factor).
 struct SpikeOptions {
   bool skip = false;  // a step that is not finite, or a spike, is skipped; otherwise the run stops
   double factor = 0;  // a larger multiple of the running median of norms is a spike; 0: none is

@@ -12,7 +12,7 @@
 namespace mtrain::recipe {
 namespace {
 
-// Of its StepSchedulerConfig, CheckpointingConfig and train_ft. Training stops after max_steps or
+// The defaults of AutoModel's StepSchedulerConfig and train_ft. Training stops after max_steps or
 // num_epochs, whichever ends first.
 const std::vector<FieldText> kDefaults{{"train.global_batch_size", "32"},
                                        {"train.micro_batch_size", "1"},
