@@ -65,7 +65,10 @@ int64_t left_in_group(const fs::path& group, const GroupFiles& v) {
   const std::string stat = text_of(group / "memory.stat");
   const int64_t files = number_in(stat, std::string(v.inactive) + " ").value_or(0) +
                         number_in(stat, std::string(v.active) + " ").value_or(0);
-  return std::max<int64_t>(0, *limit - *usage + files);
+  // The kernel reads the two at different moments, so that files may exceed the usage. "No limit"
+  // is a number near the largest one, to which nothing may be added.
+  const int64_t used = std::max<int64_t>(0, *usage - files);
+  return std::max<int64_t>(0, *limit - used);
 }
 
 }  // namespace

@@ -55,6 +55,10 @@ TEST_CASE("the free memory is that of the host, or of the smallest control group
     host.file("sys/fs/cgroup/memory/job/memory.usage_in_bytes", "6000\n");
     host.file("sys/fs/cgroup/memory/job/memory.stat", "total_inactive_file 30\n");
     CHECK(available_host_memory(host.path) == 3030);
+    // Without a limit, at a moment when more files than memory are counted.
+    host.file("sys/fs/cgroup/memory/job/memory.limit_in_bytes", "9223372036854771712\n");
+    host.file("sys/fs/cgroup/memory/job/memory.stat", "total_active_file 10100\n");
+    CHECK(available_host_memory(host.path) == 1000 * 1024);
   }
   CHECK(available_host_memory() > 0);
 }
