@@ -11,6 +11,10 @@ void check(const AttentionShape& s) {
   if (s.D > kMaxHeadDim)
     throw UserError(fmt::format("attention on a GPU: heads of {} elements", s.D),
                     fmt::format("use heads of at most {}, or the CPU", kMaxHeadDim));
+  if (s.value_dim() != s.D)
+    throw UserError(fmt::format("attention on a GPU: values of {} elements, and keys of {}",
+                                s.value_dim(), s.D),
+                    "latent attention does not run on CUDA yet: set train.device: cpu");
   MT_CHECK(s.B * s.A * s.Sq < INT32_MAX && s.B * s.A * s.Skv < INT32_MAX,
            "attention: B {} A {} S {}", s.B, s.A, s.Sq);
 }

@@ -57,7 +57,7 @@ class KeyValueCache::Core : public model::AttentionCore {
  private:
   // Copies the new keys and values, which are neighbours in a row, after those of their sequences.
   void append(Stream& stream, const Tensor& qkv_TN) {
-    const int64_t AD = heads_.A * heads_.D, width = 2 * heads_.G * heads_.D;
+    const int64_t AD = heads_.A * heads_.D, width = heads_.kv_width();
     if (!cache_RN_)
       cache_RN_ = Tensor::empty(stream, {state_->slots * state_->positions, width}, qkv_TN.dtype(),
                                 device::MemoryCategory::buffers);
@@ -84,7 +84,8 @@ class KeyValueCache::Core : public model::AttentionCore {
                                   .D = heads_.D,
                                   .window = heads_.window,
                                   .scale = heads_.scale(),
-                                  .cap = heads_.score_cap},
+                                  .cap = heads_.score_cap,
+                                  .Dv = heads_.Dv},
                                  qkv_TN, cache_RN_, state_->start_T, state_->end_T);
   }
 
@@ -92,7 +93,7 @@ class KeyValueCache::Core : public model::AttentionCore {
   // attends to all keys up to its own.
   Tensor prefill(Stream& stream, const Tensor& qkv_TN) {
     const int64_t T = qkv_TN.dim(0);
-    const ops::AttentionResult into{Tensor::empty(stream, {T, heads_.A * heads_.D}, qkv_TN.dtype()),
+    const ops::AttentionResult into{Tensor::empty(stream, {T, heads_.out_width()}, qkv_TN.dtype()),
                                     Tensor::empty(stream, {1, heads_.A, T}, DType::f32)};
     int64_t row = 0;
     for (const NewTokens& r : state_->rows) {
@@ -108,8 +109,10 @@ class KeyValueCache::Core : public model::AttentionCore {
                                       .q_documents = {},
                                       .kv_documents = {},
                                       .window = heads_.window,
-                                      .cap = heads_.score_cap};
-      ops::attention_block(stream, block, {qkv_TN, 0}, {cache_RN_, 0}, {cache_RN_, heads_.G}, into);
+                                      .cap = heads_.score_cap,
+                                      .Dv = heads_.Dv};
+      ops::attention_block(stream, block, {qkv_TN, 0}, {cache_RN_, 0},
+                           {cache_RN_, 0, heads_.G * heads_.D}, into);
       row += r.count;
     }
     return into.out_TN;

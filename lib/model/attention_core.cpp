@@ -35,7 +35,8 @@ class LocalAttention : public AttentionCore {
             .window = heads_.window,
             .scale = heads_.scale(),
             .cap = heads_.score_cap,
-            .longest_document = step.seq.longest_document};
+            .longest_document = step.seq.longest_document,
+            .Dv = heads_.Dv};
   }
   HeadConfig heads_;
 };

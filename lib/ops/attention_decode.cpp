@@ -10,8 +10,9 @@ namespace mtrain::ops {
 Tensor attention_decode(Stream& stream, const DecodeDims& d, const Tensor& qkv_TN,
                         const Tensor& cache_RN, const Tensor& start_T, const Tensor& end_T) {
   const int64_t T = qkv_TN.dim(0), rows = cache_RN.dim(0), AD = d.A * d.D, GD = d.G * d.D;
-  MT_SHAPE("attention_decode", qkv_TN, {T, AD + 2 * GD});
-  MT_SHAPE("attention_decode", cache_RN, {rows, 2 * GD});
+  const int64_t N_out = d.A * d.value_dim(), N_kv = GD + d.G * d.value_dim();
+  MT_SHAPE("attention_decode", qkv_TN, {T, AD + N_kv});
+  MT_SHAPE("attention_decode", cache_RN, {rows, N_kv});
   MT_SHAPE("attention_decode", start_T, {T});
   MT_SHAPE("attention_decode", end_T, {T});
   MT_FLOAT("attention_decode", qkv_TN);
@@ -19,14 +20,16 @@ Tensor attention_decode(Stream& stream, const DecodeDims& d, const Tensor& qkv_T
   MT_DTYPE("attention_decode", start_T, DType::i32);
   MT_DTYPE("attention_decode", end_T, DType::i32);
   MT_CHECK(d.A % d.G == 0, "attention_decode: {} query heads, {} kv heads", d.A, d.G);
+  MT_CHECK(!stream.device().is_cuda() || d.value_dim() == d.D,
+           "attention_decode: latent attention does not run on CUDA yet");
   MT_CHECK(!stream.device().is_cuda() || d.D <= kernels::kDecodeMaxHeadDim,
            "attention_decode: heads of {} elements, at most {}", d.D, kernels::kDecodeMaxHeadDim);
-  Tensor out_TN = Tensor::empty(stream, {T, AD}, qkv_TN.dtype());
+  Tensor out_TN = Tensor::empty(stream, {T, N_out}, qkv_TN.dtype());
   enqueue(stream, "attention_decode",
-          kernels::AttentionDecode{.q = {qkv_TN, AD + 2 * GD},
-                                   .k = {cache_RN, 2 * GD},
-                                   .v = {heads_from(cache_RN, d.G, d.D), 2 * GD},
-                                   .out = {out_TN, AD},
+          kernels::AttentionDecode{.q = {qkv_TN, AD + N_kv},
+                                   .k = {cache_RN, N_kv},
+                                   .v = {elements_from(cache_RN, GD), N_kv},
+                                   .out = {out_TN, N_out},
                                    .start_T = start_T,
                                    .end_T = end_T,
                                    .T = T,
@@ -36,7 +39,8 @@ Tensor attention_decode(Stream& stream, const DecodeDims& d, const Tensor& qkv_T
                                    .D = d.D,
                                    .window = d.window,
                                    .scale = d.scale,
-                                   .cap = d.cap});
+                                   .cap = d.cap,
+                                   .Dv = d.Dv});
   return out_TN;
 }
 

@@ -113,14 +113,16 @@ MT_INLINE void add_values(const Head& h, float decay, const T* v, int64_t stride
 
 template <class T>
 void decode(const AttentionDecode& a, int64_t t, int64_t g) {
-  const int64_t D = a.D, group = a.A / a.G, start = data_of<int32_t>(a.start_T)[t];
+  const int64_t D = a.D, Dv = a.value_dim(), group = a.A / a.G,
+                start = data_of<int32_t>(a.start_T)[t];
   const int64_t end = data_of<int32_t>(a.end_T)[t] - start;
   const int64_t first = a.window > 0 ? max_of(0, end - a.window) : 0;
   const int64_t ks = a.k.token_stride, vs = a.v.token_stride;
   const T* k = data_of<T>(a.k.data) + start * ks + g * D;
-  const T* v = data_of<T>(a.v.data) + start * vs + g * D;
+  const T* v = data_of<T>(a.v.data) + start * vs + g * Dv;
 
-  const int64_t padded = div_up(D, kLanes) * kLanes, floats = 2 * padded + kKeys;
+  const int64_t padded = div_up(D, kLanes) * kLanes, padded_v = div_up(Dv, kLanes) * kLanes;
+  const int64_t floats = padded + padded_v + kKeys;
   const int64_t heads = div_up(group * int64_t(sizeof(Head)), 64) * 16;
   const ScoreCap cap(a.cap);
   float* const memory = thread_scratch(heads + group * floats);
@@ -129,10 +131,9 @@ void decode(const AttentionDecode& a, int64_t t, int64_t g) {
     float* const q = memory + heads + h * floats;
     head[h] = {q, q + padded, q + padded + kKeys, -__builtin_inff(), 0};
     const T* from = data_of<T>(a.q.data) + t * a.q.token_stride + (g * group + h) * D;
-    for_lanes(D, [&](int64_t d, auto m) {
-      store(q + d, load(from + d, m) * (a.scale * kLog2E), m);
-      store(head[h].out + d, Vf{}, m);
-    });
+    for_lanes(D,
+              [&](int64_t d, auto m) { store(q + d, load(from + d, m) * (a.scale * kLog2E), m); });
+    for_lanes(Dv, [&](int64_t d, auto m) { store(head[h].out + d, Vf{}, m); });
   }
   for (int64_t key0 = first / kKeys * kKeys; key0 < end; key0 += kKeys) {
     const int64_t keys = min_of(kKeys, end - key0), begin = max_of(0, first - key0);
@@ -141,13 +142,13 @@ void decode(const AttentionDecode& a, int64_t t, int64_t g) {
     if (cap) cap_scores(cap, head, group, c0, keys);
     for (int64_t h = 0; h < group; ++h) {
       const float decay = update(head[h], c0, begin, keys);
-      add_values(head[h], decay, v + key0 * vs, vs, begin, keys, D);
+      add_values(head[h], decay, v + key0 * vs, vs, begin, keys, Dv);
     }
   }
   for (int64_t h = 0; h < group; ++h) {
-    T* to = data_of<T>(a.out.data) + t * a.out.token_stride + (g * group + h) * D;
+    T* to = data_of<T>(a.out.data) + t * a.out.token_stride + (g * group + h) * Dv;
     const float factor = 1.0f / head[h].sum;
-    for_lanes(D, [&](int64_t d, auto m) { store(to + d, load(head[h].out + d, m) * factor, m); });
+    for_lanes(Dv, [&](int64_t d, auto m) { store(to + d, load(head[h].out + d, m) * factor, m); });
   }
 }
 
