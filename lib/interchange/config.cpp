@@ -60,6 +60,8 @@ Recipe in_terms_of_keys(const Recipe& recipe) {
   m.attention_multiplier =
       recipe.model.attention_multiplier.value_or(1 / std::sqrt(*m.query_pre_attn_scalar));
   if (!m.rotary_base_local) m.rotary_base_local = m.rotary_base;
+  // transformers 4 takes the rotated part of a head for head_dim.
+  if (m.multi_latent_attention) m.kv_channels = m.qk_rope_head_dim;
   if (any_experts(m) && !any_dense(m)) m.ffn_hidden_size = expert_ffn(m);
   const std::string experts = layers_with_experts(recipe.model);
   m.moe.dense_layers.clear();

@@ -318,12 +318,12 @@ class Estimator {
   // are joined, from the layer's end, until a bucket is full.
   Count largest_piece() const {
     if (layers_.moe) return size_.moe.split / 2;
-    const Count H = layer_.hidden(), A = Count(attention_.heads * attention_.head_dim),
-                KV = 2 * Count(attention_.kv_heads * attention_.head_dim),
+    const Count H = layer_.hidden(), A = Count(attention_.out_width()),
+                QKV = Count(attention_.qkv_width()),
                 F = layers_.dense ? Count(plan_.model.dense_mlp()->ffn) : 0;
     const auto bucket = Count(dp_.bucket_size) * tp_;
     Count largest = 0, piece = 0;
-    for (const Count matrix : {F * H, layer_.inputs(false) * F * H, A * H, (A + KV) * H}) {
+    for (const Count matrix : {F * H, layer_.inputs(false) * F * H, A * H, QKV * H}) {
       piece = piece >= bucket ? matrix : piece + matrix;
       largest = std::max(largest, piece);
     }

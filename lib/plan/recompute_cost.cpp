@@ -11,7 +11,7 @@ namespace {
 // The convention of TokenCost: 2 FLOPs per weight, and all positions that a window allows.
 double core_flops(const spec::GroupedAttention& a, int64_t length) {
   const int64_t positions = a.window > 0 ? std::min(a.window, length) : length;
-  return 4.0 * Count(a.heads) * Count(a.head_dim) * Count(positions);
+  return 2.0 * Count(a.heads) * Count(a.head_dim + a.value_dim()) * Count(positions);
 }
 
 // Returns the FLOPs of a layer's forward.

@@ -133,8 +133,9 @@ class Print {
   MEMBERS(spec::RopeScaling, type, factor, low_freq_factor, high_freq_factor, original_positions,
           beta_fast, beta_slow, truncate, attention_factor, lane_factors, valid_positions)
   MEMBERS(spec::Rotary, dims, base, scaling)
+  MEMBERS(spec::LatentProjections, q_rank, kv_rank, rope_dim, norm_eps)
   MEMBERS(spec::GroupedAttention, heads, kv_heads, head_dim, window, rotary, head_norm, score_scale,
-          score_cap, qkv_bias, proj_bias)
+          score_cap, qkv_bias, proj_bias, value_head_dim, latent)
   MEMBERS(spec::LayerSpec, input_norms, output_norms, attention, mlp)
   MEMBERS(spec::NormSpec, kind, eps, plus_one, bias)
   MEMBERS(spec::ModelSpec, hidden, vocab, max_positions, learned_positions, norm, layers,
