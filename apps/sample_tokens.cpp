@@ -102,7 +102,10 @@ void check_sample_files(const Recipe& r, Diagnostics& diagnostics) {
     try {
       data::files_of(source_of(r, s, name));
     } catch (const UserError& e) {
-      diagnostics.add(std::string(name) + "_samples", e.message(), e.hint());
+      const std::string prefix = std::string(name) + ": ";
+      const bool named = e.message().starts_with(prefix);
+      diagnostics.add(std::string(name) + "_samples",
+                      named ? e.message().substr(prefix.size()) : e.message(), e.hint());
     }
   };
   check(r.dataset.train_samples, "dataset.train");

@@ -49,7 +49,8 @@ def prepare():
 
 
 def start(arguments, ranks=1):
-    environment = {**os.environ, "HF_HUB_CACHE": str(WORK / "hub"), "XDG_CACHE_HOME": str(WORK / "cache")}
+    # Runs with the same number of ranks share a cache; the ranks of the first tokenize at the same time.
+    environment = {**os.environ, "HF_HUB_CACHE": str(WORK / "hub"), "XDG_CACHE_HOME": str(WORK / f"cache{ranks}")}
     command = [MTRAIN, *arguments] if ranks == 1 else [LAUNCH, "--nproc-per-node", str(ranks), *arguments]
     return subprocess.run([str(word) for word in command], cwd=WORK, env=environment, stdin=subprocess.DEVNULL,
                           timeout=120, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")

@@ -172,8 +172,9 @@ TEST_CASE("a broken row is named by file and line, and leaves nothing in the cac
   std::string text = read_file(folder / "a.jsonl");
   text[text.find("\"q77123\"") - 3] = '?';
   write_file_atomic(folder / "a.jsonl", text);
-  CHECK(error_of(pairs_of(folder / "a.jsonl"), folder / "cache").find("a.jsonl:77124:") !=
-        std::string::npos);
+  const std::string broken = error_of(pairs_of(folder / "a.jsonl"), folder / "cache");
+  CHECK(broken.find("a.jsonl:77124:") != std::string::npos);
+  CHECK(broken.ends_with("/ fix the line, or remove it"));
   for (const auto& entry : fs::directory_iterator(folder / "cache"))
     CHECK(entry.path().extension() == ".lock");
   write_rows(folder / "b.jsonl", 3);

@@ -100,7 +100,10 @@ TokenizedSamples tokenize_samples(const SampleSource& source, const fs::path& ca
   try {
     build_dataset(build, *tokenizer, progress);
   } catch (const UserError& e) {
-    throw UserError(fmt::format("{}: {}", source.name, e.message()), e.hint());
+    // A run has no option that leaves lines out.
+    const bool skips = e.hint().find("--skip-bad-lines") != std::string::npos;
+    throw UserError(fmt::format("{}: {}", source.name, e.message()),
+                    skips ? "fix the line, or remove it" : e.hint());
   }
   return {prefix, true};
 }
