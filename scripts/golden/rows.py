@@ -4,7 +4,7 @@
   scripts/golden/rows.py            writes test/golden/rows/: a small model, rows, recipes and expected.json
   scripts/golden/rows.py --check    computes the losses again, writes nothing
 
-needs PyTorch, transformers, tokenizers, jinja2 and safetensors; the files are written by the versions that
+needs PyTorch, transformers, tokenizers, jinja2 and safetensors, and to write pyarrow; the files are written by the versions that
 scripts/golden/requirements.txt names. test/process/rows_test.py trains by the same recipes with mtrain.
 
 A row ends where its own text ends; a micro-batch is padded to its longest row, and padding has neither attention nor
@@ -111,8 +111,11 @@ def write_json_lines(path, rows):
 
 
 def write_files():
+    import pyarrow.parquet  # of all functions only this one needs it
+
     MODEL.mkdir(parents=True, exist_ok=True)
     write_json_lines(OUT / "squad.jsonl", squad_rows())
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(squad_rows()), OUT / "squad.parquet")
     write_json_lines(OUT / "hellaswag.jsonl", hellaswag_rows())
     write_json_lines(OUT / "chat.jsonl", chat_rows())
     (OUT / "chat.jinja").write_text(CHAT_TEMPLATE)

@@ -134,7 +134,6 @@ mistake "a message without a role" "$(rows '{messages: data/no_role.jsonl, templ
 mistake "a chat template that raises" "$(rows '{messages: data/chat.jsonl, template: data/raise.jinja}')" mtrain r.yaml
 mistake "conversations without a chat template" "$(rows '{messages: data/chat.jsonl}')" mtrain r.yaml
 mistake "columns that do not exist" "$(rows '{prompt_completion: data/pairs.jsonl}')" mtrain r.yaml
-mistake "rows as Parquet" "$(rows '{prompt_completion: data/texts.parquet}')" mtrain r.yaml
 mistake "a broken row of many" "$(rows '{prompt_completion: data/many.jsonl}')" mtrain r.yaml
 mistake "a key of rows that does not exist" "$(rows '{messages: data/chat.jsonl, templat: chat.jinja}')" mtrain r.yaml
 mistake "a file of rows that does not exist" "$(rows '{messages: data/chats.jsonl}')" mtrain r.yaml

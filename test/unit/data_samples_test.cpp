@@ -9,6 +9,7 @@
 #include "base/file.h"
 #include "data/dataset/indexed_dataset.h"
 #include "data/dataset/mock_dataset.h"
+#include "data/parquet/parquet_rows.h"
 #include "data/samples/column_text.h"
 #include "data/samples/sample_source.h"
 #include "test/support/temporary_folder.h"
@@ -185,7 +186,32 @@ TEST_CASE("a broken row is named by file and line, and leaves nothing in the cac
         std::string::npos);
 }
 
-TEST_CASE("files are those of the split; parquet is refused with its conversion") {
+TEST_CASE("Parquet has the rows of its JSON lines, or is refused with its conversion") {
+  const fs::path golden = fs::path(MTRAIN_SOURCE_DIR) / "test/golden/rows";
+  const TemporaryFolder folder;
+  fs::create_directories(folder / "d/plain_text");
+  fs::copy_file(golden / "squad.parquet", folder / "d/plain_text/train-00000-of-00001.parquet");
+  SampleSource source = pairs_of(folder / "d");
+  source.prompt = "{context} {question} ", source.completion = "{answers.text[0]|trim}";
+  if (!reads_parquet()) {
+    const std::string error = error_of(source, folder / "cache");
+    CHECK(error.find("train-00000-of-00001.parquet is parquet") != std::string::npos);
+    CHECK(error.find("pandas.read_parquet(") != std::string::npos);
+    return;
+  }
+  const auto rows = tokenize_samples(source, folder / "cache").prefix;
+  source.files = {(golden / "squad.jsonl").string()};
+  const auto lines = tokenize_samples(source, folder / "cache").prefix;
+  CHECK(rows != lines);
+  for (int64_t d = 0; d < 8; ++d) CHECK(shown(rows, d) == shown(lines, d));
+  for (const auto& entry : fs::directory_iterator(folder / "cache"))
+    CHECK(entry.path().extension() != ".rows");
+  std::ofstream(folder / "broken.parquet") << "PAR1";
+  source.files = {(folder / "broken.parquet").string()};
+  CHECK(error_of(source, folder / "cache").find("cannot read") != std::string::npos);
+}
+
+TEST_CASE("files are those of the split and of the subset") {
   const TemporaryFolder folder;
   fs::create_directories(folder / "d/data");
   write_rows(folder / "d/data/train-00000.jsonl", 3);
@@ -195,18 +221,13 @@ TEST_CASE("files are those of the split; parquet is refused with its conversion"
   source.split = *parse_split("validation[:1]");
   CHECK(files_of(source).size() == 1);
   CHECK(files_of(source).at(0).filename() == "validation.jsonl");
-  std::ofstream(folder / "d/test-0.parquet") << "PAR1";
-  source.split = *parse_split("test");
-  const std::string parquet = error_of(source, folder / "cache");
-  CHECK(parquet.find("test-0.parquet is parquet") != std::string::npos);
-  CHECK(parquet.find("pandas.read_parquet(") != std::string::npos);
   fs::create_directories(folder / "d/main");
   write_rows(folder / "d/main/train.jsonl", 1);
   source.split = *parse_split("train"), source.subset = "main";
   CHECK(files_of(source) == std::vector<fs::path>{folder / "d/main/train.jsonl"});
   source.subset = "";
   source.split = *parse_split("dev");
-  CHECK(error_of(source, folder / "cache").find("no JSON lines of the split `dev`") !=
+  CHECK(error_of(source, folder / "cache").find("no rows of the split `dev`") !=
         std::string::npos);
   source.files = {"no_such_file.jsonl"};
   CHECK(error_of(source, folder / "cache").find("no_such_file.jsonl") != std::string::npos);

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/hub_cache.h"
+#include "data/parquet/parquet_rows.h"
 #include "data/samples/sample_source.h"
 
 namespace mtrain::data {
@@ -37,7 +38,8 @@ bool in_folder(const fs::path& path, const std::string& name) {
   const std::string lines = fs::path(file).replace_extension(".jsonl").filename().string();
   throw UserError(
       fmt::format("{}: {} is parquet, which this build does not read", source.name, file.string()),
-      fmt::format("convert it once, and name {0}: python3 -c \"import pandas; "
+      fmt::format("configure with -DMTRAIN_ARROW=ON, or convert it once, and name {0}: python3 -c "
+                  "\"import pandas; "
                   "pandas.read_parquet('{1}').to_json('{0}', orient='records', lines=True)\"",
                   lines, file.string()));
 }
@@ -60,12 +62,15 @@ std::vector<fs::path> files_in(const SampleSource& source, const fs::path& folde
     else if (json && !has_word(name, "test") && !has_word(name, "validation"))
       others.push_back(file);
   }
-  if (lines.empty() && !parquet.empty()) refuse_parquet(source, std::ranges::min(parquet));
+  if (lines.empty() && !parquet.empty()) {
+    if (!reads_parquet()) refuse_parquet(source, std::ranges::min(parquet));
+    lines = std::move(parquet);
+  }
   if (lines.empty() && split == "train") lines = others;
   if (lines.empty())
     throw UserError(
-        fmt::format("{}: {} has no JSON lines of the split `{}`{}", source.name, folder.string(),
-                    split, source.subset.empty() ? "" : " in a folder " + source.subset),
+        fmt::format("{}: {} has no rows of the split `{}`{}", source.name, folder.string(), split,
+                    source.subset.empty() ? "" : " in a folder " + source.subset),
         "name the files, or a split that the folder has");
   std::ranges::sort(lines);
   return lines;
@@ -87,7 +92,7 @@ std::vector<fs::path> files_of(const SampleSource& source) {
                       "give a file of JSON lines, a folder of them, or the name of a data set in "
                       "the Hub's cache, such as organization/name");
     if (!fs::is_directory(path, error)) {
-      if (path.extension() == ".parquet") refuse_parquet(source, path);
+      if (path.extension() == ".parquet" && !reads_parquet()) refuse_parquet(source, path);
       files.push_back(path);
       continue;
     }

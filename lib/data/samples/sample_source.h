@@ -15,7 +15,8 @@ namespace mtrain::data {
 struct SampleSource {
   enum class Format { messages, prompt_completion, text };
   Format format = Format::messages;
-  std::vector<std::string> files;  // JSON lines, folders of them, or names of data sets of the Hub
+  // JSON lines or Parquet, folders of them, or names of data sets of the Hub.
+  std::vector<std::string> files;
   Split split;
   std::string subset;                   // a folder of a data set; empty: all
   std::optional<int64_t> limit;         // rows after the first so many are left out
@@ -34,7 +35,7 @@ struct SampleSource {
 };
 
 // Returns the files that have the source's rows. Throws UserError if there are none, or if they are
-// parquet.
+// Parquet and this build does not read it.
 std::vector<std::filesystem::path> files_of(const SampleSource& source);
 
 struct TokenizedSamples {

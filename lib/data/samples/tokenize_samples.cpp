@@ -9,6 +9,7 @@
 #include "base/file.h"
 #include "data/dataset/content.h"
 #include "data/dataset/indexed_dataset.h"
+#include "data/parquet/parquet_rows.h"
 #include "data/samples/row_encoder.h"
 #include "data/samples/sample_source.h"
 
@@ -70,6 +71,34 @@ class WaitingLock {
   int fd_;
 };
 
+// The rows of Parquet files as JSON lines, in a folder that is removed at the end of its life.
+class ReadableFiles {
+ public:
+  ReadableFiles(std::vector<fs::path> files, fs::path folder)
+      : files_(std::move(files)), folder_(std::move(folder)) {
+    for (size_t i = 0; i < files_.size(); ++i) {
+      if (files_[i].extension() != ".parquet") continue;
+      fs::create_directories(folder_);
+      const fs::path lines =
+          folder_ / fmt::format("{:05}-{}.jsonl", i, files_[i].filename().string());
+      parquet_to_json_lines(files_[i], lines);
+      files_[i] = lines;
+    }
+  }
+  ~ReadableFiles() {
+    std::error_code error;
+    fs::remove_all(folder_, error);
+  }
+  ReadableFiles(const ReadableFiles&) = delete;
+  ReadableFiles& operator=(const ReadableFiles&) = delete;
+
+  const std::vector<fs::path>& files() const { return files_; }
+
+ private:
+  std::vector<fs::path> files_;
+  fs::path folder_;
+};
+
 // The index is written last.
 bool complete(const fs::path& prefix) {
   std::error_code error;
@@ -95,9 +124,10 @@ TokenizedSamples tokenize_samples(const SampleSource& source, const fs::path& ca
                      .format = InputFormat::jsonl,
                      .bos = BeginOfText::none,
                      .append_eod = false};
-  build.inputs = files;
-  build.lines = std::make_shared<RowEncoder>(source, files, *tokenizer);
   try {
+    const ReadableFiles readable(files, fs::path(prefix).concat(".rows"));
+    build.inputs = readable.files();
+    build.lines = std::make_shared<RowEncoder>(source, readable.files(), *tokenizer);
     build_dataset(build, *tokenizer, progress);
   } catch (const UserError& e) {
     // A run has no option that leaves lines out.

@@ -64,12 +64,11 @@ void derive_tokenizer(Recipe& r, Diagnostics& diagnostics) {
   diagnostics.resolved("tokenizer.path", "that of model.from");
 }
 
-// Without a length a row may have as many tokens as the model has positions.
+// Without a length a document may have as many tokens as the model has positions.
 void derive_row_length(Recipe& r, Diagnostics& diagnostics) {
   const char* length = "dataset.seq_length";
   const auto& positions = r.model.max_position_embeddings;
-  if (data_form(r) != DataForm::rows || r.given(length) || !positions ||
-      *positions >= r.dataset.seq_length)
+  if (!by_document(r) || r.given(length) || !positions || *positions >= r.dataset.seq_length)
     return;
   r.dataset.seq_length = *positions;
   r.origins[length] = Origin::derived;
