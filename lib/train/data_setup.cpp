@@ -40,11 +40,13 @@ std::shared_ptr<const data::Dataset> dataset_of(const plan::DatasetOptions& o,
 
 std::shared_ptr<const data::Dataset> open_mock(const plan::DatasetOptions& o,
                                                const plan::DatasetOptions::Mock& mock,
-                                               uint64_t stream) {
+                                               const data::IdCheck& ids, uint64_t stream) {
+  constexpr int64_t kVocabulary = 1024;
+  const int64_t asked = mock.vocab_size > 0 ? mock.vocab_size : kVocabulary;
   return std::make_shared<data::MockDataset>(
       data::MockDatasetOptions{.seq_length = o.seq_length,
                                .samples = mock.samples,
-                               .vocab_size = mock.vocab_size,
+                               .vocab_size = ids.rows() > 0 ? std::min(asked, ids.rows()) : asked,
                                .seed = uint64_t(o.seed) * 2 + stream});
 }
 
@@ -96,7 +98,7 @@ data::IdCheck id_check(const plan::TokenizerOptions& o, int64_t vocab) {
 
 std::shared_ptr<const data::Dataset> open_training_data(const plan::DatasetOptions& o,
                                                         const data::IdCheck& ids) {
-  if (o.mock_train.samples > 0) return open_mock(o, o.mock_train, 0);
+  if (o.mock_train.samples > 0) return open_mock(o, o.mock_train, ids, 0);
   if (o.train.prefixes.empty())
     throw UserError("dataset.train is not set",
                     "name the prefix of a .bin/.idx pair; `mtrain data build` makes one from text");
@@ -112,7 +114,7 @@ int64_t samples_of_epoch(const plan::DatasetOptions& o) {
 std::shared_ptr<const data::Dataset> open_validation_data(const plan::DatasetOptions& o,
                                                           const data::IdCheck& ids,
                                                           const char* name) {
-  if (o.mock_validation.samples > 0) return open_mock(o, o.mock_validation, 1);
+  if (o.mock_validation.samples > 0) return open_mock(o, o.mock_validation, ids, 1);
   if (o.validation.prefixes.empty()) return nullptr;
   return open_blend(name, o, o.validation, ids, false);
 }

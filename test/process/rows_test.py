@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Trains on rows of text by recipes of NeMo AutoModel, and compares each step with transformers: on one rank and divided.
+"""Trains on rows of text by recipes of NeMo AutoModel, and compares each step with transformers or one rank.
 
   test/process/rows_test.py <mtrain> <mtrain-launch>
 
@@ -29,6 +29,21 @@ LAYOUTS = {
 }
 # In one pack, and in one global batch: the same labels as those of the rows.
 PACKS = ["packed_sequence.packed_sequence_size=512", "train.global_batch_size=1", "train.micro_batch_size=1"]
+# Rows of different lengths on ranks that exchange tokens: these layouts are compared with one rank.
+EXPERTS = """
+model: {num_layers: 2, hidden_size: 32, num_attention_heads: 4, ffn_hidden_size: 64, vocab_size: 320}
+model.moe: {num_experts: 4, router_topk: 2, ffn_hidden_size: 32, load_balancing_type: aux_loss, aux_loss_coeff: 0.01}
+tokenizer: {path: TOKENIZER}
+dataset:
+  train: {prompt_completion: rajpurkar/squad, prompt: "{context} {question} ", completion: "{answers.text[0]|trim}"}
+train: {steps: 3, global_batch_size: 8, micro_batch_size: 2}
+checkpoint: {enabled: false}
+"""
+EXPERT_LAYOUTS = {
+    "ep 4": (4, ["distributed.ep_size=4"]),
+    "ep 2, cp 2": (4, ["distributed.ep_size=2", "distributed.cp_size=2"]),
+    "ep 2, pp 2": (4, ["distributed.ep_size=2", *PIPELINE]),
+}
 FAILED = []
 
 
@@ -72,18 +87,22 @@ def near(a, b):
     return a is not None and abs(a - b) <= BOUND * max(1.0, abs(b))
 
 
-def train(recipe, layout, ranks, settings, expected):
-    run = WORK / f"runs/{recipe} {layout}"
-    result = start([GOLDEN / f"{recipe}.yaml", f"train.run_dir={run}", "mixed_precision=fp32", "train.device=cpu",
-                    "train.threads=1", *settings], ranks)
-    name = f"{recipe}, {layout}"
+def train(recipe, layout, ranks, settings, expected=None):
+    """The losses and gradient norms of a run, which are compared if others are expected."""
+    run = WORK / f"runs/{recipe.stem} {layout}"
+    result = start([recipe, f"train.run_dir={run}", "mixed_precision=fp32", "train.device=cpu", "train.threads=1",
+                    *settings], ranks)
+    name = f"{recipe.stem}, {layout}"
     if result.returncode != 0:
-        return fail(name, result.stdout)
+        fail(name, result.stdout)
+        return {"losses": [], "grad_norms": []}
     steps = steps_of(run)
-    for key in ["losses", "grad_norms"]:
-        values = [s[{"losses": "loss", "grad_norms": "grad_norm"}[key]] for s in steps]
-        if len(values) != len(expected[key]) or not all(map(near, values, expected[key])):
-            fail(f"{name}: {key} are {values}, and transformers has {expected[key]}", result.stdout)
+    computed = {"losses": [s["loss"] for s in steps], "grad_norms": [s["grad_norm"] for s in steps]}
+    for key, values in computed.items():
+        wanted = expected[key] if expected else values
+        if not values or len(values) != len(wanted) or not all(map(near, values, wanted)):
+            fail(f"{name}: {key} are {values} instead of {wanted}", result.stdout)
+    return computed
 
 
 def main():
@@ -91,8 +110,13 @@ def main():
     expected = json.loads((GOLDEN / "expected.json").read_text())
     for recipe, values in expected.items():
         for layout, (ranks, settings) in LAYOUTS.items():
-            train(recipe, layout, ranks, settings, values)
-    train("squad", "packs", 1, PACKS, expected["squad"])
+            train(GOLDEN / f"{recipe}.yaml", layout, ranks, settings, values)
+    train(GOLDEN / "squad.yaml", "packs", 1, PACKS, expected["squad"])
+    experts = WORK / "experts.yaml"
+    experts.write_text(EXPERTS.replace("TOKENIZER", str(GOLDEN / "model")))
+    one_rank = train(experts, "one rank", 1, [])
+    for layout, (ranks, settings) in EXPERT_LAYOUTS.items():
+        train(experts, layout, ranks, settings, one_rank)
     print(f"{len(FAILED)} figures differ" if FAILED else "all runs have the expected losses")
     shutil.rmtree(WORK)
     sys.exit(bool(FAILED))

@@ -149,7 +149,8 @@ TEST_CASE("split, limit and shuffling choose rows, also across files and blank l
   }
   CHECK(texts.size() == 12);  // both parts follow one order
   rest.split = *parse_split("train[50:]");
-  CHECK(error_of(rest, folder / "cache").find("leave none of 12 rows") != std::string::npos);
+  CHECK(error_of(rest, folder / "cache") ==
+        "dataset.train: split and limit leave none of 12 rows / choose rows that the data have");
 }
 
 TEST_CASE("threads that start at once build the tokens once") {
@@ -227,8 +228,7 @@ TEST_CASE("files are those of the split and of the subset") {
   CHECK(files_of(source) == std::vector<fs::path>{folder / "d/main/train.jsonl"});
   source.subset = "";
   source.split = *parse_split("dev");
-  CHECK(error_of(source, folder / "cache").find("no rows of the split `dev`") !=
-        std::string::npos);
+  CHECK(error_of(source, folder / "cache").find("no rows of the split `dev`") != std::string::npos);
   source.files = {"no_such_file.jsonl"};
   CHECK(error_of(source, folder / "cache").find("no_such_file.jsonl") != std::string::npos);
 }

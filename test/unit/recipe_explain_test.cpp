@@ -29,6 +29,7 @@ TEST_CASE("every key of a recipe has an outcome") {
       "  split: train[:7]\n"
       "  padding: max_length\n"
       "optimizer:\n  _target_: flashoptim.FlashAdamW\n  lr: 1.0e-5\n  master_weight_bits: 24\n"
+      "distributed: {ep_size: null}\n"
       "nonsense: {a: 1}\n";
   Diagnostics diagnostics;
   const Recipe r = plan::load_recipe_text(interchange::model_source(), text, "r.yaml", {},
@@ -52,6 +53,8 @@ TEST_CASE("every key of a recipe has an outcome") {
   CHECK_THAT(outcomes.at("dataset.dataset_name"), Contains("dataset.train_samples.files: "));
   CHECK(outcomes.at("dataset.split") == "dataset.train_samples.split: 'train[:7]'");
   CHECK_THAT(outcomes.at("dataset.padding"), Contains("without padding"));
+  CHECK(outcomes.at("distributed.ep_size") == "nothing is set");
+  CHECK(outcomes.at("autocast.dtype") == "as in mtrain, so nothing is set");
   CHECK_THAT(outcomes.at("nonsense"), StartsWith("error: there is no such key"));
   for (const auto& [key, outcome] : outcomes) {
     INFO(key);

@@ -113,10 +113,13 @@ TEST_CASE("AutoModel's other classes of data") {
       with_data("mock_iterable_dataset.MockIterableDataset\n  seq_len: 256\n  num_samples: 999\n"));
   const plan::DatasetOptions options = plan::dataset_options(mock);
   CHECK(options.mock_train.samples == 999);
-  CHECK(options.mock_train.vocab_size == 1024);
+  CHECK(options.mock_train.vocab_size == 0);  // the default
   CHECK(options.seq_length == 256);
   CHECK_FALSE(options.rows);
   CHECK(mock.train.micro_batch_size == 1);
+  CHECK(refuses(
+      with_data("mock_iterable_dataset.MockIterableDataset\n  seq_len: 256\n  vocab_size: 1000\n"),
+      "random tokens are below 1000, and the model's vocabulary has 512"));
   CHECK(loaded(with_data("mock_iterable_dataset.MockIterableDataset\n  batch_size: 2\n"))
             .train.micro_batch_size == 2);
   const Recipe cut = loaded(

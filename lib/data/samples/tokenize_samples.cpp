@@ -132,7 +132,8 @@ TokenizedSamples tokenize_samples(const SampleSource& source, const fs::path& ca
   } catch (const UserError& e) {
     // A run has no option that leaves lines out.
     const bool skips = e.hint().find("--skip-bad-lines") != std::string::npos;
-    throw UserError(fmt::format("{}: {}", source.name, e.message()),
+    const bool named = e.message().starts_with(source.name);
+    throw UserError(named ? e.message() : fmt::format("{}: {}", source.name, e.message()),
                     skips ? "fix the line, or remove it" : e.hint());
   }
   return {prefix, true};

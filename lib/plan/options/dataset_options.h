@@ -26,7 +26,7 @@ struct DatasetOptions {
   Blend train, validation;
   // Each document is a sample of its own length; seq_length is the longest.
   bool rows = false;
-  // Random tokens below `vocab_size` instead of files; 0 samples: none.
+  // Random tokens below `vocab_size` (0: the default) instead of files; 0 samples: none.
   struct Mock {
     int64_t samples = 0, vocab_size = 0;
   };

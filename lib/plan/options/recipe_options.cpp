@@ -282,7 +282,7 @@ DatasetOptions dataset_options(const Recipe& r) {
   const auto mock = [](const recipe::SamplesConfig& s) {
     constexpr int64_t kSamples = 1'000'000;
     return s.format == recipe::SampleFormat::mock
-               ? DatasetOptions::Mock{s.limit.value_or(kSamples), s.vocab_size}
+               ? DatasetOptions::Mock{s.limit.value_or(kSamples), s.vocab_size.value_or(0)}
                : DatasetOptions::Mock{};
   };
   const recipe::DatasetConfig& d = r.dataset;

@@ -35,13 +35,18 @@ void validate_samples(const Recipe& r, Diagnostics& diagnostics) {
     if (!s.on()) return;
     const std::string path = fmt::format("dataset.{}_samples", field);
     const std::string files = path + ".files", split = path + ".split",
-                      own = fmt::format("dataset.{}", field);
+                      vocab = path + ".vocab_size", own = fmt::format("dataset.{}", field);
     diagnostics.require(
         !prefixes, {own, path}, "is given beside rows of text",
         fmt::format("keep one of them: the prefixes, or {{messages: FILE}} and the like"));
     diagnostics.require(*s.format == recipe::SampleFormat::mock || !s.files.empty(), {files},
                         "names no file",
                         fmt::format("write {}: {{{}: FILE.jsonl}}", own, enum_name(*s.format)));
+    diagnostics.require(s.vocab_size.value_or(0) <= r.model.vocab_size || r.model.vocab_size == 0,
+                        {vocab, "model.vocab_size"},
+                        fmt::format("random tokens are below {}, and the model's vocabulary has {}",
+                                    s.vocab_size.value_or(0), r.model.vocab_size),
+                        "leave it out: it is then at most the model's");
     diagnostics.require(is_split(s.split), {split}, fmt::format("`{}` is not a split", s.split),
                         "write train, train[:1000] or train[10%:]");
   };

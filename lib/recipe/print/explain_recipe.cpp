@@ -28,10 +28,13 @@ class Explainer {
       const std::string path = prefix.empty() ? key.name : prefix + "." + key.name;
       const Node& item = node.items[i];
       const bool section = item.kind == Node::Kind::map && !item.items.empty();
-      const std::string own = outcome(path, key.location, section);
+      const std::string own = outcome(path, key.location, section, !around.empty());
       const std::string& text = own.empty() ? std::string(around) : own;
       if (!section || !own.empty())
-        keys.push_back({path, key.location.line, text.empty() ? "is not read" : text});
+        keys.push_back({path, key.location.line,
+                        !text.empty()  ? text
+                        : item.unset() ? "nothing is set"
+                                       : "is not read"});
       // A class of data is read as a whole: its arguments are parts of what it sets.
       const std::string whole = section ? whole_section(path, key.location) : "";
       if (section && (own.empty() || !whole.empty())) walk(item, path, whole);
@@ -53,7 +56,8 @@ class Explainer {
   // Returns what the key at this place sets, or what was reported there; empty if neither is known.
   // Of a section's notes those count that are about the section itself, not about keys it leaves
   // out.
-  std::string outcome(const std::string& path, const SourceLocation& at, bool section) const {
+  std::string outcome(const std::string& path, const SourceLocation& at, bool section,
+                      bool inside) const {
     std::string text;
     const auto add = [&](const std::string& part) { text += (text.empty() ? "" : "; ") + part; };
     for (const Place& place : places_)
@@ -63,7 +67,10 @@ class Explainer {
       if (same(note.location, at) && (!section || note.field == normalize_path(path)) &&
           (text.empty() || note.severity != Severity::resolved))
         add(note.severity == Severity::error ? "error: " + note.reason : note.reason);
-    if (!text.empty()) return text;
+    // The keys of a section have their own outcomes; parts of another key have that key's.
+    if (!text.empty() || section || inside) return text;
+    if (const SchemaRow* row = find_row(normalize_path(path)); row && recipe_.given(row->path))
+      return fmt::format("{}: {}", row->path, row->show(recipe_));  // set by another key, too
     if (path.ends_with("._target_")) return "the class is known, and sets nothing itself";
     const ForeignKey* key = find_foreign_key(normalize_path(path));
     if (!key) return "";

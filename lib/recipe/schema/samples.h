@@ -31,7 +31,7 @@ struct SamplesConfig {
   bool answers_only = true, headers = false;
   Auto<bool> end_of_text;
   bool cut = true;
-  int64_t vocab_size = 1024;
+  std::optional<int64_t> vocab_size;
 
   static constexpr auto fields = std::tuple{
       Field{"format", &SamplesConfig::format,
@@ -80,7 +80,7 @@ struct SamplesConfig {
           "longest row"},
       Field{"vocab_size",
             &SamplesConfig::vocab_size,
-            "mock: tokens are below it",
+            "mock: tokens are below it; none: 1024, or the model's vocabulary if that is smaller",
             {.min = 1, .max = 1 << 30}}};
 
   bool on() const { return format.has_value(); }
