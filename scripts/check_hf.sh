@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Holds the exchange of models with Hugging Face against transformers. Fails where it cannot run.
 #   scripts/check_hf.sh [python...]      default: python3
-# The first Python recomputes the logits, losses and likeliest tokens of test/golden/hf, and the rotary angles of
-# test/golden/rope.json, and compares numbers: the versions of its packages need not be those of
-# scripts/golden/requirements.txt. Then each Python, which may have another version of transformers, loads what
+# The first Python recomputes the logits, losses and likeliest tokens of test/golden/hf, the rotary angles of
+# test/golden/rope.json and the losses on rows of text of test/golden/rows, and compares numbers: the versions of its
+# packages need not be those of scripts/golden/requirements.txt. Then each Python, which may have another version of
+# transformers, loads what
 # `mtrain export hf` writes of these models (fp32, bf16 and fp16, in one file and in several) and of a model that mtrain
 # has trained: no key may be missing or unexpected, and the logits must be the same. What `mtrain eval` and
 # `mtrain generate` make of that model is held against transformers: from its export, and from the folder `consolidated`
@@ -27,6 +28,7 @@ trap 'rm -rf "$work"' EXIT
 "${pythons[0]}" -B scripts/golden/hf_use.py --check
 "${pythons[0]}" -B scripts/golden/rope.py --check
 "${pythons[0]}" -B scripts/golden/lora.py --check
+"${pythons[0]}" -B scripts/golden/rows.py --check
 
 exports=()
 for folder in test/golden/hf/*/; do

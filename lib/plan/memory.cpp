@@ -484,7 +484,7 @@ class Estimator {
   // chunk of these heads at a time.
   AttentionWork attention_work(int64_t ranks, int64_t chunks) const {
     const int64_t rows = int64_t(T_) * ranks;
-    const bool packed = plan_.dataset.packed_size > 0;
+    const bool packed = plan_.dataset.by_document();
     // cuDNN supports neither fp32 nor capped scores of packed documents.
     const bool cudnn =
         !plan_.device.own_attention && e_ == 2 && !(packed && attention_.score_cap > 0);

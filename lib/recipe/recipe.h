@@ -74,6 +74,8 @@ struct Recipe {
   bool given_section(std::string_view path) const;  // the section itself, or any field below it
   // Whether the recipe is one of AutoModel, whose defaults then hold.
   bool automodel = false;
+  // The tokens of dataset.train_samples and validation_samples, once a run has made them.
+  std::vector<std::string> train_tokens, validation_tokens;
   // The samples of train.epochs, once resolve_epochs() has counted them.
   int64_t epoch_samples = 0;
   // False if train.epochs is given, and resolve_epochs() has not yet converted it to steps.
@@ -129,6 +131,11 @@ std::optional<Recipe> read_recipe_text(const ModelSource& models, const std::str
 // the number of samples in an epoch of dataset.train. Steps are rounded up: the last one takes its
 // missing samples from the next epoch.
 void resolve_epochs(Recipe& recipe, int64_t samples, Diagnostics& diagnostics);
+
+// Returns what a training sample is.
+DataForm data_form(const Recipe& recipe);
+// Returns whether documents are sequences of their own in a micro-batch: in packs and in rows.
+bool by_document(const Recipe& recipe);
 
 // Returns YAML that loads to the same recipe. It has train.steps instead of train.epochs once the
 // steps are known. With `origins`, each line names the origin of its value.

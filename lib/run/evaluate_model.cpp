@@ -29,7 +29,8 @@ constexpr const char* kData = "--data";
 std::shared_ptr<const data::Dataset> open_windows(const std::string& prefix, int64_t stride,
                                                   const RunPlan& plan, const data::IdCheck& ids) {
   auto tokens = train::open_tokens(prefix, kData);
-  const bool packed = plan.dataset.packed_size > 0, by_document = packed || tokens->masked();
+  const bool packed = plan.dataset.packed_size > 0,
+             by_document = plan.dataset.by_document() || tokens->masked();
   return std::make_shared<data::StridedDataset>(
       std::move(tokens), data::StridedDatasetOptions{.window = plan.sample_length,
                                                      .stride = stride,
@@ -42,7 +43,7 @@ std::shared_ptr<const data::Dataset> open_windows(const std::string& prefix, int
 // separate.
 int64_t stream_tokens(const std::string& prefix, const RunPlan& plan) {
   const auto tokens = train::open_tokens(prefix, kData);
-  return plan.dataset.packed_size > 0 || tokens->masked() ? 0 : tokens->tokens();
+  return plan.dataset.by_document() || tokens->masked() ? 0 : tokens->tokens();
 }
 
 // Returns a note about the tokens of a stream that are in no sample of a run; empty if there are

@@ -165,8 +165,9 @@ class Print {
           weights_from, ignore_keys)
   MEMBERS(DatasetOptions::Blend, prefixes, weights)
   MEMBERS(TokenizerOptions, path, model_vocab, unknown, assumed)
-  MEMBERS(DatasetOptions, train, validation, seq_length, packed_size, drop_long, packing, max_packs,
-          seed, tokenizer)
+  MEMBERS(DatasetOptions::Mock, samples, vocab_size)
+  MEMBERS(DatasetOptions, train, validation, rows, mock_train, mock_validation, seq_length,
+          packed_size, drop_long, packing, max_packs, seed, tokenizer)
   MEMBERS(DevicePlan, kind, threads, norm_sm_margin, gemm_sm_margin, dependent_launch,
           stream_sanitizer, compute_slowdown, deterministic, own_attention, own_grouped_gemm, nvtx,
           environment)

@@ -166,8 +166,8 @@ TEST_CASE("a class that a recipe names by _target_ chooses what it names") {
   Diagnostics data;
   plan::load_recipe_text(
       interchange::model_source(),
-      "dataset: {_target_: nemo_automodel.components.datasets.llm.squad.make_squad_dataset, "
-      "dataset_name: rajpurkar/squad, split: train}\n",
+      "dataset: {_target_: nemo_automodel.components.datasets.llm.xlam.make_xlam_dataset, "
+      "dataset_name: Salesforce/xlam, split: train}\n",
       "r.yaml", {}, data);
   INFO(listed(data));
   CHECK(count(data, Severity::error) == 1);

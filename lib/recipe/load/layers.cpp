@@ -49,9 +49,13 @@ const std::vector<Compound>& compounds() {
        .others = {"recompute.method", "recompute.num_layers", "recompute.modules"}},
       // A list replaces a blend and its shares. Under another system's name it also replaces shares
       // that were set by themselves.
-      {.name = "dataset.train", .own = {"dataset.train", "dataset.data_path", "dataset.paths"}},
+      {.name = "dataset.train",
+       .own = {"dataset.train", "dataset.data_path", "dataset.paths", "dataset.train_samples.*"}},
       {.name = "dataset.validation",
-       .own = {"dataset.validation", "dataset.valid", "validation_dataset.paths"}},
+       .own = {"dataset.validation", "dataset.valid", "validation_dataset.paths",
+               "dataset.validation_samples.*"}},
+      {.name = "dataset.train_samples.format", .own = {"dataset.train"}},
+      {.name = "dataset.validation_samples.format", .own = {"dataset.validation"}},
       {.name = "dataset.data_path", .others = {"dataset.train_weights"}},
       {.name = "dataset.paths", .others = {"dataset.train_weights"}},
       {.name = "validation_dataset.paths", .others = {"dataset.validation_weights"}},
