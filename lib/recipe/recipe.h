@@ -21,6 +21,7 @@
 #include "recipe/schema/mixed_precision.h"
 #include "recipe/schema/model.h"
 #include "recipe/schema/optimizer.h"
+#include "recipe/schema/peft.h"
 #include "recipe/schema/recompute.h"
 #include "recipe/schema/tokenizer.h"
 #include "recipe/schema/train.h"
@@ -39,6 +40,7 @@ struct Recipe {
   TrainConfig train;
   ValidationConfig validation;
   MixedPrecisionConfig mixed_precision;
+  PeftConfig peft;
   OptimizerConfig optimizer;
   LrSchedulerConfig lr_scheduler;
   RecomputeConfig recompute;
@@ -87,6 +89,7 @@ struct Recipe {
       Field{"train", &Recipe::train, "length, batches, folders"},
       Field{"validation", &Recipe::validation, "loss on held-out text"},
       Field{"mixed_precision", &Recipe::mixed_precision, "element types", {.shorthand = "name"}},
+      Field{"peft", &Recipe::peft, "adapters (LoRA) trained instead of all weights"},
       Field{"optimizer", &Recipe::optimizer, "weight updates"},
       Field{"lr_scheduler", &Recipe::lr_scheduler, "learning rate over the steps"},
       Field{"recompute",

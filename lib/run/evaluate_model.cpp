@@ -167,15 +167,17 @@ double Evaluation::bits_per_byte() const {
 
 Evaluation evaluate_model(const EvaluateJob& job) {
   const IgnoreSigpipe pipes;
-  const StoredModel model = open_model(job.model, job.machine, job.tokenizer);
+  const StoredModel model = open_model(job.model, job.machine, job.tokenizer, job.adapter);
   if (model.exceeds_bytes) model.text_tokenizer();  // throws
   for (const std::string& setting : job.overrides)
     if (setting.starts_with("tokenizer"))
       throw UserError(fmt::format("`{}` has no effect on an evaluation", setting),
                       "give --tokenizer <tokenizer.json>");
   const int64_t ranks = job.world ? job.world->size() : job.job.size;
-  const RunPlan plan = plan::saved_run_plan(interchange::model_source(), model.recipe,
-                                            job.overrides, ranks, model.saved.model.vocab);
+  std::vector<std::string> overrides = job.overrides;
+  if (model.merged) overrides.emplace_back("peft.dim=0");
+  const RunPlan plan = plan::saved_run_plan(interchange::model_source(), model.recipe, overrides,
+                                            ranks, model.saved.model.vocab);
   comm::World world =
       job.world ? *job.world
                 : open_world(plan::meeting_plan(plan), job.job,

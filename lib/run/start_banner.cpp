@@ -15,6 +15,7 @@ namespace {
 std::string parameters_text(const RunPlan& plan) {
   const plan::ModelParameters& p = plan.parameters;
   std::string text = human_count(p.total());
+  if (p.adapters > 0) text = fmt::format("trained {} of {}", human_count(p.adapters), text);
   if (p.moe_layers > 0) text += fmt::format(", {} active per token", human_count(p.active()));
   // In packed samples attention costs less, since it is limited to each document.
   const char* most = plan.dataset.by_document() ? "at most " : "";
@@ -181,7 +182,10 @@ std::string trained_text(const RunPlan& plan, const RunStart& start) {
   const std::string weights = start.from.empty()
                                   ? fmt::format("from random weights (seed {})", plan.train.seed)
                                   : fmt::format("from the weights of {}", start.from);
-  return fmt::format("all {} parameters, {}", human_count(plan.parameters.total()), weights);
+  const plan::ModelParameters& p = plan.parameters;
+  if (p.adapters > 0)
+    return fmt::format("adapters of {} parameters, {}", human_count(p.adapters), weights);
+  return fmt::format("all {} parameters, {}", human_count(p.total()), weights);
 }
 
 // Returns which checkpoints are kept; empty if these are the newest, or all.

@@ -7,6 +7,7 @@
 #include "model/param/write_weights.h"
 #include "ops/elementwise.h"
 #include "ops/reduce.h"
+#include "plan/checkpoint_cost.h"
 #include "spec/tensors.h"
 #include "tensor/upload.h"
 #include "train/diagnose.h"
@@ -500,6 +501,15 @@ double Trainer::evaluate(const data::ValidationLoader& loader) {
   return loss.to_host<double>(compute_)[0] / double(std::max<int64_t>(label_tokens, 1));
 }
 
+namespace {
+// Returns the parameters that checkpoints hold.
+std::vector<spec::TensorSpec> saved_parameters(const RunPlan& plan) {
+  std::vector<spec::TensorSpec> all = spec::parameters(plan.model);
+  if (plan::saves_adapters_alone(plan)) std::erase_if(all, [](const auto& p) { return p.frozen; });
+  return all;
+}
+}  // namespace
+
 checkpoint::CheckpointParts Trainer::checkpoint_parts(bool to_read) {
   drop_begun();
   if (!to_read) await_copies();
@@ -511,7 +521,7 @@ checkpoint::CheckpointParts Trainer::checkpoint_parts(bool to_read) {
           .copies = checkpoint::copies_of_units(plan_, control_.rank()),
           .quantizer = quantizer(),
           .control = control_,
-          .parameters = spec::parameters(plan_.model),
+          .parameters = saved_parameters(plan_),
           .replicated = routers_.tensors(),
           .io_threads = int(plan_.checkpoint.io_threads)};
 }

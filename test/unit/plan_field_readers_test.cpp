@@ -76,6 +76,7 @@ const std::vector<Base>& bases() {
       {1, {"model.window_size=64"}},
       {1, {"mixed_precision=fp16_mixed"}},
       {1, {"optimizer.name=muon"}},
+      {1, {"peft.dim=4", "peft.target_modules=[q_proj, v_proj]"}},
       {1,
        {"model.moe.num_experts=8", "model.moe.router_topk=3", "model.moe.num_groups=4",
         "model.moe.group_topk=2", "model.moe.load_balancing_type=aux_loss",
@@ -171,6 +172,8 @@ const ReadElsewhere kElsewhere[] = {
 const ReadElsewhere kMembersElsewhere[] = {
     {"ContextOptions.methods", "lib/parallel/apply_parallelism.cpp", "of_layer()"},
     {"ShardedParamsOptions.passes_pair", "lib/parallel/data/sharded_params.cpp", "units_at_once()"},
+    {"Lora.alpha", "lib/model/lora_linear.cpp", "scale()"},
+    {"Lora.layers", "lib/spec/tensors.cpp", "adapts()"},
     {"TrainOptions.epoch_samples", "lib/plan/options/train_options.h"},  // in last_step()
     {"Layout.ep_shard", "lib/plan/memory.cpp"},
 };
@@ -233,6 +236,7 @@ std::vector<std::string> other_values(const recipe::SchemaRow& row) {
               "[0.5, 0.5]",
               "[a, b]",
               "[1, 2, 3]",
+              "[q_proj]",
               "[{match: a, lr: 1}]",
               "[{kind: kill, phase: forward}]"};
     case Kind::mapping: return {"{A: b}", "{qkv_fprop: none, fc2_fprop: {num_splits: 2}}"};

@@ -136,10 +136,11 @@ class Print {
   MEMBERS(spec::GroupedAttention, heads, kv_heads, head_dim, window, rotary, head_norm, score_scale,
           score_cap, qkv_bias, proj_bias)
   MEMBERS(spec::LayerSpec, input_norms, output_norms, attention, mlp)
+  MEMBERS(spec::Lora, dim, alpha, dropout, layers)
   MEMBERS(spec::NormSpec, kind, eps, plus_one, bias)
   MEMBERS(spec::ModelSpec, hidden, vocab, max_positions, learned_positions, norm, layers,
           tied_embeddings, embedding_scale, residual_scale, logit_scale, logit_cap, hidden_dropout,
-          embedding_dropout, init_std)
+          embedding_dropout, init_std, lora)
   MEMBERS(RecomputeOptions, attention_core, norms, mlp, experts, experts_act, shared_expert, group,
           layers, keeps_router, cheap)
   MEMBERS(MuonOptions, on, momentum, nesterov, ns_steps, coefficients, eps, scale, scale_factor,

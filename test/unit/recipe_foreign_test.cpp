@@ -235,7 +235,8 @@ TEST_CASE("keys without a meaning are reported once, and those for missing featu
   expect_diagnostic("distributed: {offload_policy: {pin_memory: true}}\n", Severity::error,
                     "distributed.offload_policy", "host memory");
   CHECK_FALSE(diagnostics_of("distributed: {offload_policy: none}\n").has_errors());
-  expect_diagnostic("peft: {_target_: lora.PeftConfig, dim: 8}\n", Severity::error, "peft", "LoRA");
+  expect_diagnostic("peft: {_target_: lora.PeftConfig, use_dora: true}\n", Severity::error,
+                    "peft.use_dora", "DoRA");
   expect_diagnostic("checkpoint: {model_save_format: torch_save}\n", Severity::warning,
                     "checkpoint.model_save_format", "safetensors");
   CHECK_FALSE(diagnostics_of("step_scheduler: {num_epochs: 2}\n").has_errors());

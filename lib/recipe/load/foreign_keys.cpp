@@ -30,6 +30,10 @@ bool bf16(const Node& value) {
   return value.unset() || value.text == "torch.bfloat16" || value.text == "bfloat16" ||
          value.text == "bf16" || value.text == "auto";
 }
+bool before_adapters(const Node& value) { return value.unset() || value.text == "pre"; }
+bool kaiming(const Node& value) {
+  return value.unset() || value.text == "kaiming" || value.text == "uniform";
+}
 bool is_bf16_autocast(const Node& section) {
   for (size_t i = 0; i < section.keys.size(); ++i)
     if (section.keys[i].name == "dtype" && !bf16(section.items[i])) return false;
@@ -165,7 +169,29 @@ constexpr std::array kForeignKeys{
     ForeignKey{"moe_metrics.*", kNone, kReports},
     ForeignKey{"prewarm.*", kNone, "the first step prepares what its kernels need"},
     ForeignKey{"parallelizer.*", kIgnored, "is ignored: the distributed section decides"},
-    ForeignKey{"peft.*", kRefused, "adapters (LoRA) cannot be trained", kOtherTask},
+    ForeignKey{"peft.use_dora", kRefused,
+               "DoRA, which also trains the magnitudes of weights, is not supported",
+               "remove it: LoRA trains A and B alone", off},
+    ForeignKey{"peft.moe_rank_scaling", kRefused, "adapters of experts are not supported yet",
+               "train a dense model", off},
+    ForeignKey{"peft.dropout_position",
+               kIgnored,
+               "is ignored: peft.dropout drops from the adapters' inputs",
+               {},
+               before_adapters},
+    ForeignKey{"peft.lora_A_init",
+               kIgnored,
+               "is ignored: A begins with Kaiming's uniform numbers",
+               {},
+               kaiming},
+    ForeignKey{"peft.lora_A_init_method",
+               kIgnored,
+               "is ignored: A begins with Kaiming's uniform numbers",
+               {},
+               kaiming},
+    ForeignKey{"peft.lora_dtype", kNone, "adapters have fp32 master weights"},
+    ForeignKey{"peft.use_triton", kNone, kOwnKernels},
+    ForeignKey{"peft.use_memory_efficient_lora", kNone, kOwnKernels},
     ForeignKey{"quantization.*", kRefused, "quantized weights cannot be trained", kOtherTask},
     ForeignKey{"qat.*", kRefused, "quantization-aware training is not supported", kOtherTask},
     ForeignKey{"teacher_model.*", kRefused, "distillation is not supported", kOtherTask},

@@ -258,6 +258,15 @@ void resolve_epochs(Recipe& r, int64_t samples, Diagnostics& diagnostics) {
   resolve_steps(r, diagnostics);
 }
 
+namespace {
+// The section alone asks for adapters, as it does for AutoModel. A printed recipe has `dim`.
+void derive_adapters(Recipe& r) {
+  if (r.given("peft.dim")) return;
+  r.peft.dim = 8;
+  r.origins["peft.dim"] = Origin::derived;
+}
+}  // namespace
+
 void resolve_recipe(const ModelConfig& family, Recipe& r, Diagnostics& diagnostics) {
   take_automodel_values(r, diagnostics);
   derive_tokenizer(r, diagnostics);
@@ -285,6 +294,7 @@ void resolve_recipe(const ModelConfig& family, Recipe& r, Diagnostics& diagnosti
   derive_strategy(r, diagnostics);
   if (!r.given("mixed_precision.name")) derive_precision(r, diagnostics);
   derive_reduction(r);
+  if (r.given_section("peft")) derive_adapters(r);
   check_foreign_values(r, diagnostics);
   if (r.model.moe.num_experts > 0)
     derive(r, "model.moe.ffn_hidden_size", r.model.moe.ffn_hidden_size, m.ffn_size());

@@ -96,6 +96,8 @@ const std::vector<Target> kTargets{
     {.section = "distributed.pipeline", .name = "PipelineConfig"},
     {.section = "distributed.pipeline", .name = "AutoPipeline"},
     {.section = "distributed.moe", .name = "MoEParallelizerConfig"},
+    {.section = "peft", .name = "lora.PeftConfig"},
+    {.section = "peft", .name = "lora.LoRA"},
     {.section = "loss_fn", .name = "MaskedCrossEntropy"},
     {.section = "loss_fn", .name = "FusedLinearCrossEntropy"},
     {.section = "loss_fn", .name = "ChunkedCrossEntropy"},
