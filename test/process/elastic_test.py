@@ -35,8 +35,8 @@ debug: {{compute_slowdown: 10}}
 PORTS = iter(random.sample(range(20000, 32000), 50))  # below the ports that the kernel hands out
 
 
-# Cases that need root, or whose kills may meet another step on a busy machine.
-NIGHTLY = ["networks", "stranger", "alike"]
+# Cases that need root, take long, or whose kills may meet another step on a busy machine.
+NIGHTLY = ["networks", "stranger", "alike", "hung"]
 
 
 def fail(what, *texts):
@@ -368,6 +368,27 @@ def stopped_leader(expected):
     print(f"the launcher of host 0 is stopped for 12 s: all hosts stay; losses differ by {worst:.1e}")
 
 
+def hung_host(expected):
+    """All processes of host 2 are stopped for 20 s: the others continue without it, and it joins again."""
+    job = Job("hung", "1:3", "debug.compute_slowdown=60").start_all(0, 1, 2)
+    job.await_step(KILLED)
+    ranks = ranks_of("hung")
+    stopped = [job.processes[2].pid, ranks[4], ranks[5]]
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    began = time.time()
+    job.await_text(0, "start 1: 4 ranks on hosts 0, 1")
+    noticed = time.time() - began
+    time.sleep(max(0.0, 20 - noticed))
+    for pid in stopped:
+        os.kill(pid, signal.SIGCONT)
+    job.await_text(0, "start 2: 6 ranks on hosts 0, 1, 2")
+    job.finish()
+    job.expect_once([0, 1], r"mtrain-launch: error: (host 2 \(host2\) is gone)")
+    worst = job.expect_curve(expected)
+    print(f"host 2 is stopped for 20 s: {noticed:.1f} s to the next start; it joined again; losses differ by {worst:.1e}")
+
+
 def bad_joiner(expected):
     """A host that joins with another recipe is refused, and the job continues without it."""
     job = Job("joiner", "1:3").start_all(0, 1)
@@ -478,7 +499,7 @@ def main():
     expected = straight()
     cases = {"rank": lambda: rank_of_another_host(expected), "early": lambda: rank_before_the_meeting(expected),
              "lost": lambda: lost_and_back(expected), "networks": lambda: networks(expected), "spares": lambda: spares(expected),
-             "stopped": lambda: stopped_leader(expected), "joiner": lambda: bad_joiner(expected), "stranger": lambda: stranger(expected), "signals": signals, "host0": host_0,
+             "stopped": lambda: stopped_leader(expected), "hung": lambda: hung_host(expected), "joiner": lambda: bad_joiner(expected), "stranger": lambda: stranger(expected), "signals": signals, "host0": host_0,
              "alike": alike, "few": lambda: too_few(expected)}
     try:
         for name, case in cases.items():
