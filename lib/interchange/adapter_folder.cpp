@@ -23,6 +23,7 @@ namespace mtrain::interchange {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
+using Config = nlohmann::ordered_json;  // peft takes the first pattern that matches
 
 namespace {
 
@@ -115,7 +116,9 @@ void write_factors(const fs::path& file, const std::vector<AdaptedModule>& modul
 class Mistakes {
  public:
   explicit Mistakes(const fs::path& folder) : folder_(folder) {}
-  void add(std::string text) { all_.push_back(std::move(text)); }
+  void add(std::string text) {
+    if (!std::ranges::count(all_, text)) all_.push_back(std::move(text));
+  }
   void throw_if_any() const {
     if (!all_.empty())
       throw UserError(fmt::format("{} cannot be used with this model:\n  {}", folder_.string(),
@@ -127,7 +130,7 @@ class Mistakes {
   std::vector<std::string> all_;
 };
 
-bool is_set(const json& config, const char* key) {
+bool is_set(const Config& config, const char* key) {
   const auto at = config.find(key);
   if (at == config.end() || at->is_null()) return false;
   if (at->is_boolean()) return at->get<bool>();
@@ -135,10 +138,10 @@ bool is_set(const json& config, const char* key) {
   return !at->empty();
 }
 
-void check_settings(const json& config, Mistakes& mistakes) {
-  if (config.value("peft_type", "LORA") != "LORA")
-    mistakes.add(
-        fmt::format("its peft_type is {}; mtrain reads LORA alone", config.value("peft_type", "")));
+void check_settings(const Config& config, Mistakes& mistakes) {
+  const auto type = config.find("peft_type");
+  if (type != config.end() && !type->is_null() && *type != "LORA")
+    mistakes.add(fmt::format("its peft_type is {}; mtrain reads LORA alone", type->dump()));
   struct Row {
     const char *key, *what;
   };
@@ -157,22 +160,36 @@ void check_settings(const json& config, Mistakes& mistakes) {
       mistakes.add(fmt::format("{}: {} are not supported", row.key, row.what));
 }
 
-// Returns the entry of a pattern's mapping for this module, as peft finds it.
-std::optional<double> pattern_value(const json& config, const char* key,
-                                    const std::string& module) {
-  const auto at = config.find(key);
-  if (at == config.end() || !at->is_object()) return {};
-  for (const auto& [pattern, value] : at->items())
-    if (value.is_number() &&
-        std::regex_match(module, std::regex("(.*\\.)?(" + pattern + ")", std::regex::ECMAScript)))
-      return value.get<double>();
-  return {};
+// Whether peft's pattern names this module. A pattern that std::regex cannot read is a mistake.
+bool names_module(const std::string& pattern, const std::string& module, const char* key,
+                  Mistakes& mistakes) {
+  try {
+    return std::regex_match(module, std::regex("(.*\\.)?(" + pattern + ")"));
+  } catch (const std::regex_error&) {
+    mistakes.add(fmt::format("{}: the pattern {} is not supported", key, pattern));
+    return false;
+  }
 }
 
-double scale_of(const json& config, const std::string& module, int64_t dim) {
-  const double alpha =
-      pattern_value(config, "alpha_pattern", module).value_or(config.value("lora_alpha", 8.0));
-  return config.value("use_rslora", false) ? alpha / std::sqrt(double(dim)) : alpha / double(dim);
+// Returns lora_alpha, or the entry of alpha_pattern for this module.
+double alpha_of(const Config& config, const std::string& module, Mistakes& mistakes) {
+  constexpr double kDefault = 8;  // of peft
+  const auto number = [&](const Config& value, const char* key) {
+    if (value.is_number()) return value.get<double>();
+    mistakes.add(fmt::format("{}: {} is not a number", key, value.dump()));
+    return kDefault;
+  };
+  const auto patterns = config.find("alpha_pattern"), alpha = config.find("lora_alpha");
+  if (patterns != config.end() && patterns->is_object())
+    for (const auto& [pattern, value] : patterns->items())
+      if (names_module(pattern, module, "alpha_pattern", mistakes))
+        return number(value, "alpha_pattern");
+  return alpha == config.end() || alpha->is_null() ? kDefault : number(*alpha, "lora_alpha");
+}
+
+double scale_of(const Config& config, const std::string& module, int64_t dim, Mistakes& mistakes) {
+  const double alpha = alpha_of(config, module, mistakes);
+  return is_set(config, "use_rslora") ? alpha / std::sqrt(double(dim)) : alpha / double(dim);
 }
 
 }  // namespace
@@ -206,6 +223,10 @@ WrittenAdapter write_adapter_folder(const fs::path& folder, const TensorMap& map
   return done;
 }
 
+void check_adapter_folder(const TensorMap& map, const std::vector<Adapter>& adapters) {
+  for (const Adapter& a : adapters) modules_of(a, map);
+}
+
 bool has_adapter(const fs::path& folder) {
   std::error_code error;
   return fs::is_regular_file(folder / kAdapterConfig, error);
@@ -213,7 +234,8 @@ bool has_adapter(const fs::path& folder) {
 
 AdapterFolder open_adapter_folder(const fs::path& folder, const TensorMap& map) {
   const std::string text = read_file(folder / kAdapterConfig);
-  const json config = parse_json(text, (folder / kAdapterConfig).string(), "export it again");
+  const Config config =
+      parse_ordered_json(text, (folder / kAdapterConfig).string(), "export it again");
   if (!config.is_object())
     throw UserError(fmt::format("{} is not a JSON object", (folder / kAdapterConfig).string()));
   Mistakes mistakes(folder);
@@ -244,7 +266,7 @@ AdapterFolder open_adapter_folder(const fs::path& folder, const TensorMap& map) 
                                .first_row = piece->first / columns,
                                .rows = piece->count() / columns,
                                .dim = dim,
-                               .scale = scale_of(config, module, dim),
+                               .scale = scale_of(config, module, dim, mistakes),
                                .a = t.name,
                                .b = other});
   }

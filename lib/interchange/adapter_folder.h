@@ -28,6 +28,9 @@ WrittenAdapter write_adapter_folder(const std::filesystem::path& folder, const T
                                     const std::vector<Adapter>& adapters, const spec::Lora& lora,
                                     const std::string& base, DType dtype);
 
+// Throws UserError as write_adapter_folder(), and writes nothing.
+void check_adapter_folder(const TensorMap& map, const std::vector<Adapter>& adapters);
+
 // Whether the folder has an adapter in the format of peft.
 bool has_adapter(const std::filesystem::path& folder);
 

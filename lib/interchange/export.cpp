@@ -461,20 +461,40 @@ void await_consolidated(const fs::path& folder, const Exported& exported) {
   }
 }
 
+namespace {
+
+// Reports adapters that peft cannot have: an error if checkpoints are to hold them in its form.
+void check_adapters(const recipe::Recipe& r, const Family& family, bool saves,
+                    Diagnostics& diagnostics) {
+  try {
+    const TensorMap map(recipe::model_spec(r.model), family);
+    check_adapter_folder(map, adapters_of(adapted_model(r)));
+  } catch (const UserError& e) {
+    if (saves)
+      diagnostics.add("checkpoint.save_consolidated", e.message(), e.hint());
+    else
+      diagnostics.warn("peft.target_modules", e.message(), e.hint());
+  }
+}
+
+}  // namespace
+
 void check_consolidated(const recipe::Recipe& recipe, Diagnostics& diagnostics) {
-  if (recipe.checkpoint.save_consolidated == recipe::SaveConsolidated::no ||
-      diagnostics.has_errors())
-    return;
+  const bool saves = recipe.checkpoint.save_consolidated != recipe::SaveConsolidated::no;
+  if ((!saves && !recipe.peft.on()) || diagnostics.has_errors()) return;
   recipe::Recipe r = recipe;
   if (r.model.vocab_size == 0) r.model.vocab_size = 1;  // the tokenizer, not open yet, decides it
   std::string model_type;
   try {
     write_config(r, {"", "float32"}, model_type);
   } catch (const UserError& e) {
-    diagnostics.add("checkpoint.save_consolidated",
-                    "the checkpoints of this model have no Hugging Face form: " + e.message(),
-                    "set it to false; mtrain reads its own checkpoints");
+    if (saves)
+      diagnostics.add("checkpoint.save_consolidated",
+                      "the checkpoints of this model have no Hugging Face form: " + e.message(),
+                      "set it to false; mtrain reads its own checkpoints");
+    return;
   }
+  if (r.peft.on()) check_adapters(r, *find_family(model_type), saves, diagnostics);
 }
 
 int64_t parse_bytes(const std::string& text) {

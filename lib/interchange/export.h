@@ -76,7 +76,8 @@ Exported write_consolidated(const std::filesystem::path& checkpoint,
 void await_consolidated(const std::filesystem::path& folder, const Exported& exported);
 
 // Adds an error to `diagnostics` if the recipe requests checkpoints in Hugging Face's format
-// (checkpoint.save_consolidated), but no family computes its model. Does nothing if `diagnostics`
+// (checkpoint.save_consolidated), but no family computes its model, or peft cannot have its
+// adapters. Without that request, such adapters are a warning. Does nothing if `diagnostics`
 // already has an error.
 void check_consolidated(const recipe::Recipe& recipe, Diagnostics& diagnostics);
 

@@ -2,16 +2,23 @@
 // Also checkpoints with adapters alone, and what becomes of them.
 #include <cmath>
 #include <filesystem>
+#include <fstream>
 
 #include <catch2/catch.hpp>
 
 #include "base/file.h"
+#include "data/dataset/indexed_dataset.h"
 #include "interchange/adapter_folder.h"
 #include "interchange/export.h"
-#include "interchange/hf_folder.h"
+#include "interchange/trained_weights.h"
 #include "model/param/param_uploader.h"
+#include "run/data_identity.h"
+#include "run/evaluate_model.h"
 #include "run/run_checkpoint.h"
-#include "storage/safetensors.h"
+#include "run/stored_model.h"
+#include "storage/checkpoint_dir.h"
+#include "storage/checkpoint_tensors.h"
+#include "test/support/comm_testing.h"
 #include "test/support/interchange_testing.h"
 #include "test/support/temporary_folder.h"
 #include "test/support/train_testing.h"
@@ -68,15 +75,27 @@ class GoldenIds : public data::Dataset {
   std::vector<int32_t> ids_;
 };
 
+// Returns the prefix of a data set, whose content runs record. No test reads its tokens.
+std::string recorded_data() {
+  static const TemporaryFolder folder;
+  const fs::path prefix = folder.path / "text";
+  if (!fs::exists(prefix.string() + ".bin")) {
+    data::IndexedDatasetWriter writer(prefix, data::TokenType::u16);
+    writer.add_tokens(std::vector<int32_t>(100, 7));
+    writer.finish();
+  }
+  return prefix.string();
+}
+
 // A fine-tuning of a golden model.
 Recipe recipe_of(const fs::path& base, const Changes& changes, int64_t world = 1) {
   Diagnostics diagnostics;
-  const Changes overrides =
-      with({"model.from=" + base.string(), "tokenizer.type=null", "dataset.train=unused",
-            "dataset.seq_length=9", "train.steps=20", "train.global_batch_size=2",
-            "train.micro_batch_size=1", "optimizer.lr=1e-2", "optimizer.clip_grad=0",
-            "lr_scheduler.warmup_steps=0", "mixed_precision.name=fp32", "train.run_dir=unused"},
-           changes);
+  const Changes overrides = with(
+      {"model.from=" + base.string(), "tokenizer.type=null", "dataset.train=" + recorded_data(),
+       "dataset.seq_length=9", "train.steps=20", "train.global_batch_size=2",
+       "train.micro_batch_size=1", "optimizer.lr=1e-2", "optimizer.clip_grad=0",
+       "lr_scheduler.warmup_steps=0", "mixed_precision.name=fp32", "train.run_dir=unused"},
+      changes);
   Recipe r = plan::load_recipe_text(interchange::model_source(), "model: {}\n", "tuned", overrides,
                                     diagnostics, world);
   diagnostics.throw_if_errors();
@@ -91,12 +110,14 @@ train::Trainer tuned(Device& device, const fs::path& base, const Changes& change
                       r.model.vocab_size);
 }
 
+const Changes kOfLlama{"peft.dim=4", "peft.alpha=8", "peft.target_modules=[q_proj,v_proj,up_proj]"};
+
 struct Case {
   std::string name;
   Changes peft;
 };
 const std::vector<Case> kTrained{
-    {"llama", {"peft.dim=4", "peft.alpha=8", "peft.target_modules=[q_proj,v_proj,up_proj]"}},
+    {"llama", kOfLlama},
     {"qwen3", {"peft.dim=3", "peft.alpha=12", "peft.match_all_linear=true"}},
     {"phi3", {"peft.dim=2", "peft.alpha=16", "peft.target_modules=[qkv_proj,down_proj]"}},
     {"gpt2",
@@ -118,6 +139,26 @@ std::map<std::string, const interchange::Adapter*> by_parameter(
 
 std::string factor_of(const std::string& parameter, const interchange::Adapter& a) {
   return parameter.ends_with(".a") ? a.a : a.b;
+}
+
+// Trains two steps, saves, and returns the checkpoint.
+fs::path saved_run(const fs::path& folder, const fs::path& base, const Changes& changes = {}) {
+  const auto device = Device::cpu(1);
+  train::Trainer t = tuned(*device, base, with(kOfLlama, changes));
+  run::start_from_folder(t);
+  t.step(), t.step();
+  const run::DataIdentity data(t.plan());
+  run::save_run(t, folder, {.data = &data});
+  return storage::find_latest(folder)->path;
+}
+
+// Copies a golden model, and changes some of its values.
+fs::path changed_base(const fs::path& to) {
+  fs::copy(golden_hf() / "llama", to, fs::copy_options::recursive);
+  std::fstream file(to / "model.safetensors", std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(-2, std::ios::end);
+  file.write("\x11\x3c", 2);
+  return to;
 }
 
 }  // namespace
@@ -180,6 +221,84 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("a checkpoint of adapters has nothing else, and continues under any layout") {
+  const TemporaryFolder temporary;
+  const fs::path base = golden_hf() / "llama";
+  const auto device = Device::cpu(1);
+  train::Trainer straight = tuned(*device, base, kOfLlama);
+  run::start_from_folder(straight);
+  std::vector<double> want;
+  for (int i = 0; i < 4; ++i) want.push_back(straight.step().loss);
+  const fs::path from = saved_run(temporary / "checkpoints", base);
+  for (const auto set : {storage::TensorSet::weights, storage::TensorSet::optimizer})
+    for (const auto& t : storage::open_checkpoint_tensors(from, set)->entries())
+      CHECK_THAT(t.name, Contains(".lora."));
+  for (const Changes& layout :
+       {Changes{}, kFsdp2, kMegatron, Changes{"distributed.tp_size=2"},
+        Changes{"distributed.pp_size=2", "distributed.pipeline.pp_schedule=1f1b"}}) {
+    std::vector<double> got;
+    run_ranks(layout.empty() ? 1 : 2, "thread", [&](TestRank& rank) {
+      train::Trainer t = tuned(rank.device, base, with(kOfLlama, layout), rank.world);
+      run::DataIdentity data(t.plan());
+      run::resume_run(t, from, &data);
+      for (int i = 0; i < 2; ++i) {
+        const double loss = t.step().loss;
+        if (rank.rank() == 0) got.push_back(loss);
+      }
+    });
+    check_close({want.begin() + 2, want.end()}, got, layout.empty() ? 0 : 1e-5);
+  }
+}
+
+TEST_CASE("a checkpoint of adapters refuses another base model, and names one that is gone") {
+  const TemporaryFolder temporary;
+  fs::copy(golden_hf() / "llama", temporary / "base", fs::copy_options::recursive);
+  const fs::path base = temporary / "base";
+  const fs::path from = saved_run(temporary / "checkpoints", base);
+  const fs::path other = changed_base(temporary / "other");
+  CHECK(interchange::open_trained(from).adapters.size() == 6);
+  CHECK_THROWS_WITH(interchange::open_trained(from, other), Contains("does not have the weights"));
+  const auto device = Device::cpu(1);
+  train::Trainer t = tuned(*device, other, kOfLlama);
+  run::DataIdentity data(t.plan());
+  CHECK_THROWS_WITH(run::resume_run(t, from, &data), Contains("other weights"));
+  fs::rename(base, temporary / "moved");
+  CHECK_THROWS_WITH(interchange::open_trained(from), Contains("is gone") && Contains("--base"));
+  CHECK(interchange::open_trained(from, temporary / "moved").adapters.size() == 6);
+  // Half of the adapters: another recipe would continue with fresh ones.
+  train::Trainer more = tuned(*device, temporary / "moved",
+                              {"peft.dim=4", "peft.alpha=8", "peft.match_all_linear=true"});
+  CHECK_THROWS(run::resume_run(more, from));
+  CHECK_THROWS_WITH(checkpoint::load_model(more.checkpoint_parts(), from), Contains(".lora."));
+}
+
+TEST_CASE("a run with adapters, an adapter beside its base, and a merged export are one model") {
+  const TemporaryFolder temporary;
+  const fs::path base = golden_hf() / "llama";
+  const fs::path from = saved_run(temporary / "checkpoints", base);
+  interchange::export_hf(from, temporary / "adapter", {});
+  interchange::export_hf(from, temporary / "merged", {.dtype = DType::f32, .merge = true});
+  const auto values = [&](const fs::path& model, const std::string& adapter) {
+    const run::StoredModel m = run::open_model(model, {}, "", adapter);
+    CHECK_FALSE(m.saved.model.lora);
+    const storage::ValueSource& source =
+        m.merged ? *m.merged : static_cast<const storage::ValueSource&>(*m.hugging_face);
+    std::vector<std::vector<float>> all;
+    for (const spec::TensorSpec& t : spec::parameters(m.saved.model))
+      all.push_back(values_of(source, t.name));
+    return all;
+  };
+  const auto own = values(from, "");
+  CHECK((own == values(temporary / "merged", "")));
+  CHECK((own == values(base, (temporary / "adapter").string())));
+  CHECK((own == values(base, from.string())));
+  CHECK_FALSE((own == values(base, "")));
+  CHECK_THROWS_WITH(values(from, from.string()), Contains("already has adapters"));
+  CHECK_THROWS_WITH(values(base, base.string()), Contains("adapter_config.json"));
+  CHECK_THROWS_WITH(values(golden_hf() / "mixtral", (temporary / "adapter").string()),
+                    Contains("up_proj"));
+}
+
 TEST_CASE("adapters in peft's form that mtrain cannot compute are named, all at once") {
   const TemporaryFolder temporary;
   const auto base = interchange::open_hf_folder(golden_hf() / "llama");
@@ -197,9 +316,50 @@ TEST_CASE("adapters in peft's form that mtrain cannot compute are named, all at 
   CHECK_THROWS_WITH(refused("\"bias\": \"none\"", "\"bias\": \"all\""), Contains("trained biases"));
   CHECK_THROWS_WITH(refused("\"modules_to_save\": null", "\"modules_to_save\": [\"lm_head\"]"),
                     Contains("as a whole"));
+  CHECK_NOTHROW(refused("\"peft_type\": \"LORA\"", "\"peft_type\": null"));
+  CHECK_THROWS_WITH(refused("\"peft_type\": \"LORA\"", "\"peft_type\": 3"),
+                    Contains("its peft_type is 3"));
+  CHECK_NOTHROW(refused("\"lora_alpha\": 8", "\"lora_alpha\": null"));
+  CHECK_THROWS_WITH(refused("\"lora_alpha\": 8", "\"lora_alpha\": \"8\""),
+                    Contains("lora_alpha") && Contains("is not a number"));
+  CHECK_THROWS_WITH(refused("\"alpha_pattern\": {}", "\"alpha_pattern\": {\"(?P<n>q)\": 1}"),
+                    Contains("alpha_pattern: the pattern (?P<n>q) is not supported"));
   const auto gpt2 = interchange::open_hf_folder(golden_hf() / "gpt2");
   CHECK_THROWS_WITH(interchange::open_adapter_folder(golden_lora("llama"), gpt2.map),
                     Contains("layers.0.self_attn.q_proj") && Contains("layers.1.mlp.up_proj"));
+}
+
+TEST_CASE("of two patterns of alpha that match, peft takes the first") {
+  const TemporaryFolder temporary;
+  const auto base = interchange::open_hf_folder(golden_hf() / "llama");
+  fs::copy(golden_lora("llama"), temporary / "adapter", fs::copy_options::recursive);
+  const fs::path file = temporary / "adapter" / "adapter_config.json";
+  std::string text = read_file(file.string());
+  const std::string none = "\"alpha_pattern\": {}";
+  text.replace(text.find(none), none.size(),
+               "\"alpha_pattern\": {\"q_proj\": 16, \"layers.0.self_attn.q_proj\": 32}");
+  write_file_atomic(file, text);
+  const auto opened = interchange::open_adapter_folder(temporary / "adapter", base.map);
+  std::vector<double> queries;
+  for (const interchange::Adapter& a : opened.adapters)
+    if (a.a.find("q_proj") != std::string::npos) queries.push_back(a.scale);
+  CHECK(queries == std::vector<double>{4, 4});
+}
+
+TEST_CASE("a recipe learns before it trains that peft cannot have its adapters") {
+  const fs::path phi3 = golden_hf() / "phi3";
+  const auto check = [](const Recipe& r) {
+    Diagnostics diagnostics;
+    interchange::check_consolidated(r, diagnostics);
+    return diagnostics;
+  };
+  const Diagnostics warned = check(recipe_of(phi3, {"peft.dim=2"}));
+  CHECK_FALSE(warned.has_errors());
+  REQUIRE(warned.sorted().size() == 1);
+  CHECK_THAT(warned.sorted()[0].reason, Contains("qkv_proj"));
+  CHECK(check(recipe_of(phi3, {"peft.dim=2", "checkpoint.save_consolidated=every"})).has_errors());
+  CHECK(check(recipe_of(phi3, kTrained[2].peft)).sorted().empty());
+  CHECK(check(recipe_of(golden_hf() / "llama", {"peft.dim=2"})).sorted().empty());
 }
 
 }  // namespace parity_lora_peft_test
