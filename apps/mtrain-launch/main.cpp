@@ -160,6 +160,7 @@ struct LaunchedRun {
 
 // Refuses a host on which ranks cannot work: a full disk, too few descriptors.
 void check_this_host(const std::string& run_dir, int ranks) {
+  launch::raise_open_files(ranks);
   launch::HostCheckOptions options{.ranks = ranks, .run_folder = run_dir, .rates = {}};
   if (const auto cache = cache_folder()) options.rates = *cache / ("gemm-rate-" + host_name());
   const auto faults = launch::faults_of(launch::check_host(options));

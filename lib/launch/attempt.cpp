@@ -104,6 +104,8 @@ bool Attempt::run() {
     while (const int signal = job_.signals.next()) on_signal(signal);
     pump(fds);
     reap();
+    if (const auto step = pulses_.new_spike())
+      for (JobObserver* observer : o_.observers) observer->spiked(*step);
     if (job_.link) take_news();
     abandon_unkillable();
     if (failed_at_)

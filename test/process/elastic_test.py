@@ -354,6 +354,35 @@ def spares(expected):
     print("a spare host takes the place of a lost one")
 
 
+def one_host(run, *settings):
+    """Two ranks of one host. -> the exit code, and what they print"""
+    (WORK / run).mkdir()
+    result = subprocess.run([LAUNCH, "--nproc_per_node=2", "--recipe", f"{WORK}/r.yaml", f"train.run_dir={WORK}/{run}/run", "train.steps=35",
+                             "debug.compute_slowdown=1", *settings], env={**os.environ, "XDG_CACHE_HOME": str(WORK)}, capture_output=True, text=True)
+    return result.returncode, result.stdout + result.stderr
+
+
+def spike_event():
+    """A step that is left out is an event. Both faults of the step happen: one alone would not be a spike."""
+    fault = "{kind: spike, phase: backward, factor: 30, step: 30}"
+    code, output = one_host("spike", "train.on_spike=skip", "train.spike_factor=10", f"debug.fault=[{fault}, {fault}]",
+                            f'launch.on_event=[sh, -c, "cat >>{WORK}/spike/events"]')
+    sent = [json.loads(line) for line in (WORK / "spike/events").read_text().splitlines()]
+    if code != 0 or [e["event"] for e in sent] != ["start", "spike", "end"] or sent[1]["step"] != 30:
+        fail(f"spike: {sent}", output)
+    print("a spike is an event")
+
+
+def several_faults():
+    """Faults of the same step do not hide each other."""
+    for name, faults in (("launch", "[{kind: nan, phase: forward, step: 5}, {kind: exception, phase: forward, step: 5}]"),
+                         ("save", "[{kind: io_error, phase: commit, step: 10}, {kind: exception, phase: write, step: 10}]")):
+        code, output = one_host(f"faults-{name}", f"debug.fault={faults}", "checkpoint.on_error=stop")
+        if code != 1 or "debug.fault: exception on rank 0" not in output:
+            fail(f"{name}: exit code {code}", output)
+    print("faults of one step all happen")
+
+
 def stopped_leader(expected):
     """The launcher of host 0 is stopped for 12 s, and no host is lost."""
     job = Job("stopped", "1:2", "debug.compute_slowdown=30").start_all(0, 1)
@@ -499,7 +528,7 @@ def main():
     expected = straight()
     cases = {"rank": lambda: rank_of_another_host(expected), "early": lambda: rank_before_the_meeting(expected),
              "lost": lambda: lost_and_back(expected), "networks": lambda: networks(expected), "spares": lambda: spares(expected),
-             "stopped": lambda: stopped_leader(expected), "hung": lambda: hung_host(expected), "joiner": lambda: bad_joiner(expected), "stranger": lambda: stranger(expected), "signals": signals, "host0": host_0,
+             "stopped": lambda: stopped_leader(expected), "hung": lambda: hung_host(expected), "joiner": lambda: bad_joiner(expected), "stranger": lambda: stranger(expected), "spike": spike_event, "faults": several_faults, "signals": signals, "host0": host_0,
              "alike": alike, "few": lambda: too_few(expected)}
     try:
         for name, case in cases.items():

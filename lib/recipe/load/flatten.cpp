@@ -153,6 +153,8 @@ class TreeWalk {
     item.keys.push_back({.name = std::string(word), .location = location});
     item.items.push_back(node);
     layer_.add(row, list, location, std::move(item));
+    if (const auto added = layer_.given.fields.find(row->path); added != layer_.given.fields.end())
+      added->second.of_only_item = true;
     return true;
   }
 
