@@ -230,9 +230,10 @@ TEST_CASE("a checkpoint of adapters has nothing else, and continues under any la
   std::vector<double> want;
   for (int i = 0; i < 4; ++i) want.push_back(straight.step().loss);
   const fs::path from = saved_run(temporary / "checkpoints", base);
-  for (const auto set : {storage::TensorSet::weights, storage::TensorSet::optimizer})
-    for (const auto& t : storage::open_checkpoint_tensors(from, set)->entries())
-      CHECK_THAT(t.name, Contains(".lora."));
+  for (const auto set : {storage::TensorSet::weights, storage::TensorSet::optimizer}) {
+    const auto file = storage::open_checkpoint_tensors(from, set);
+    for (const auto& t : file->entries()) CHECK_THAT(t.name, Contains(".lora."));
+  }
   for (const Changes& layout :
        {Changes{}, kFsdp2, kMegatron, Changes{"distributed.tp_size=2"},
         Changes{"distributed.pp_size=2", "distributed.pipeline.pp_schedule=1f1b"}}) {

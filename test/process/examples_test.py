@@ -66,6 +66,11 @@ def main():
         found = examples(page)
         if page == "mtrain watch":
             shutil.copytree(WORK / "runs/first", WORK / "runs/second")
+        if page == "mtrain export":
+            tuned = run("mtrain recipes/quickstart.yaml train.run_dir=runs/lora peft.dim=4")
+            if tuned.returncode != 0:
+                print(f"a training of adapters: exit code {tuned.returncode}:\n{tuned.stdout}")
+                failed += 1
         if not found:
             print(f"`{page} --help` has no examples")
             failed += 1
