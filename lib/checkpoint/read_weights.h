@@ -29,7 +29,7 @@ class ReadBytes {
   int64_t done_ = 0, total_ = 0;
 };
 
-// Which parameters are read; the others keep their values.
+// Decides whether a parameter is read; the others keep their values.
 using WhichWeights = std::function<bool(const model::ParamSpec&)>;
 
 // Sets this rank's part of the chosen weights from the tensors with the same names. Throws

@@ -48,8 +48,8 @@ class RoundLeader {
   // for kReconnect. A launcher notices a lost connection at its next beat, after up to 2 s.
   static constexpr std::chrono::seconds kLease{10};
   static constexpr std::chrono::seconds kReconnect{4};
-  // Of a longer time between two looks only this much counts: this launcher was stopped, or its
-  // disk was slow, and could not see the others.
+  // A longer time between two looks counts as this much: this launcher was stopped, or its disk was
+  // slow, and could not see the others.
   static constexpr std::chrono::seconds kLongestGap{1};
   // How long a round waits for more hosts than its minimum.
   static constexpr std::chrono::seconds kLastCall{5};

@@ -17,7 +17,7 @@
 
 namespace mtrain::model {
 
-// Which side of a linear's weight tensor parallelism divides.
+// The side of a linear's weight that tensor parallelism divides.
 enum class LinearSide : uint8_t { column, row };
 
 // Makes a linear of `tensor`. If the model has adapters, its weights are frozen, and it gets those

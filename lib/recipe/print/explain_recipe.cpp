@@ -54,7 +54,7 @@ class Explainer {
   }
 
   // Returns what the key at this place sets, or what was reported there; empty if neither is known.
-  // Of a section's notes those count that are about the section itself, not about keys it leaves
+  // A section's outcome is in notes about the section itself, not in those about keys it leaves
   // out.
   std::string outcome(const std::string& path, const SourceLocation& at, bool section,
                       bool inside) const {
