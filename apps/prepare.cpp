@@ -2,6 +2,7 @@
 
 #include <filesystem>
 
+#include "apps/sample_tokens.h"
 #include "base/usable_cores.h"
 #include "interchange/config.h"
 #include "interchange/continued_model.h"
@@ -36,6 +37,7 @@ Prepared prepare(const TrainOptions& o, const Preparation& p) {
   if (o.runs() && p.finds_files)
     plan::check_files(interchange::without_lost_tokenizer(ready.recipe, ready.saved_model),
                       ready.diagnostics);
+  if (o.runs() && p.finds_files) check_sample_files(ready.recipe, ready.diagnostics);
   ready.diagnostics.throw_if_errors();
   ready.source = {.models = &interchange::model_source(),
                   .path = path,

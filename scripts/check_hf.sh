@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # Holds the exchange of models with Hugging Face against transformers. Fails where it cannot run.
 #   scripts/check_hf.sh [python...]      default: python3
-# The first Python recomputes the logits, losses and likeliest tokens of test/golden/hf, and the rotary angles of
-# test/golden/rope.json, and compares numbers: the versions of its packages need not be those of
-# scripts/golden/requirements.txt. Then each Python, which may have another version of transformers, loads what
+# The first Python recomputes the logits, losses and likeliest tokens of test/golden/hf, the rotary angles of
+# test/golden/rope.json and the losses on rows of text of test/golden/rows, and compares numbers: the versions of its
+# packages need not be those of scripts/golden/requirements.txt. Then each Python, which may have another version of
+# transformers, loads what
 # `mtrain export hf` writes of these models (fp32, bf16 and fp16, in one file and in several) and of a model that mtrain
 # has trained: no key may be missing or unexpected, and the logits must be the same. What `mtrain eval` and
 # `mtrain generate` make of that model is held against transformers: from its export, and from the folder `consolidated`
-# that the run itself wrote. Real models in the folders that MTRAIN_MODELS names, separated by colons, are evaluated,
+# that the run itself wrote. peft computes what scripts/golden/lora.py records, and loads the adapters of a run. Real models in the folders that MTRAIN_MODELS names, separated by colons, are evaluated,
 # continued, imported, exported and loaded, too.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -26,6 +27,8 @@ trap 'rm -rf "$work"' EXIT
 "${pythons[0]}" -B scripts/golden/hf.py --check
 "${pythons[0]}" -B scripts/golden/hf_use.py --check
 "${pythons[0]}" -B scripts/golden/rope.py --check
+"${pythons[0]}" -B scripts/golden/lora.py --check
+"${pythons[0]}" -B scripts/golden/rows.py --check
 
 exports=()
 for folder in test/golden/hf/*/; do
@@ -50,6 +53,17 @@ consolidated=$work/run/checkpoints/step-00000002/consolidated
 diff -r "$consolidated" "$work/trained" || die "the run's own form differs from its export"
 "${pythons[0]}" -B scripts/golden/hf_use.py --compare "$mtrain" "$consolidated"
 "${pythons[0]}" -B scripts/golden/hf_use.py --compare "$mtrain" "$work/trained"
+
+# Adapters that mtrain has trained beside a model: peft loads them, and computes what the merged model does.
+"$mtrain" --recipe recipes/continue.yaml "model.from=$work/trained" "dataset.train=$work/text" 'dataset.validation=[]' \
+  train.steps=3 validation.every_steps=0 "train.run_dir=$work/lora" lr_scheduler.warmup_steps=0 optimizer.lr=1e-2 \
+  peft.dim=4 'peft.target_modules=[linear_qkv, o_proj, up_proj]' checkpoint.save_consolidated=true >/dev/null
+"$mtrain" export hf "$work/lora" --output "$work/adapter"
+"$mtrain" export hf "$work/lora" --output "$work/merged" --merge
+consolidated=$work/lora/checkpoints/step-00000003/consolidated
+diff -r "$consolidated" "$work/adapter" || die "the run's own form differs from its export"
+"${pythons[0]}" -B scripts/golden/lora.py --same "$work/trained" "$work/adapter" "$work/merged"
+"${pythons[0]}" -B scripts/golden/hf_use.py --compare "$mtrain" "$work/merged"
 IFS=: read -ra models <<<"${MTRAIN_MODELS:-}"
 for model in "${models[@]}"; do
   "${pythons[0]}" -B scripts/golden/hf_use.py --compare "$mtrain" "$model"

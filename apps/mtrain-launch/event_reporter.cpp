@@ -23,6 +23,12 @@ void EventReporter::started(int start, const std::vector<std::shared_ptr<const P
   command_->send(event("start"));
 }
 
+void EventReporter::spiked(int64_t step) {
+  launch::JobEvent e = event("spike");
+  e.step = step;
+  command_->send(e);
+}
+
 void EventReporter::failed(const launch::JobFailure& failure) {
   launch::JobEvent e = event("failure");
   e.step = failure.step;

@@ -18,6 +18,7 @@ class EventReporter : public launch::JobObserver {
 
   void begin(const std::string& job) override;
   void started(int start, const std::vector<std::shared_ptr<const Pulse>>& pages) override;
+  void spiked(int64_t step) override;
   void failed(const launch::JobFailure& failure) override;
   void restarting(int start, double delay_s) override;
   void ended(int exit_code) override;

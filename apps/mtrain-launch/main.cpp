@@ -160,6 +160,7 @@ struct LaunchedRun {
 
 // Refuses a host on which ranks cannot work: a full disk, too few descriptors.
 void check_this_host(const std::string& run_dir, int ranks) {
+  launch::raise_open_files(ranks);
   launch::HostCheckOptions options{.ranks = ranks, .run_folder = run_dir, .rates = {}};
   if (const auto cache = cache_folder()) options.rates = *cache / ("gemm-rate-" + host_name());
   const auto faults = launch::faults_of(launch::check_host(options));
@@ -168,13 +169,19 @@ void check_this_host(const std::string& run_dir, int ranks) {
         fmt::format("ranks cannot work on {}: {}", host_name(), fmt::join(faults, "; ")));
 }
 
-// Returns the step of the newest complete checkpoint; -1: there is none, or it cannot be read now.
-int64_t newest_checkpoint(const plan::FolderOptions& folders) {
+// Returns the step of the newest complete checkpoint; -1: there is none. Returns nothing if it
+// cannot be read now, with a warning at the first time.
+std::optional<int64_t> newest_checkpoint(const plan::FolderOptions& folders, bool& warned) {
   try {
     const auto newest = storage::find_latest(folders.checkpoint_dir);
     return newest ? newest->step : -1;
-  } catch (const std::exception&) {
-    return -1;
+  } catch (const std::exception& e) {
+    if (!std::exchange(warned, true))
+      print_warning("mtrain-launch",
+                    fmt::format("the newest checkpoint is unknown: {}; until it can be "
+                                "read, no host joins and restarts are counted on",
+                                e.what()));
+    return std::nullopt;
   }
 }
 
@@ -217,7 +224,9 @@ LaunchedRun check_recipe(const TrainOptions& training, launch::AgentOptions& o) 
     check_this_host(run_plan.folders.run_dir, o.ranks_per_node);
     o.shared_token = fs::path(run_plan.folders.run_dir) / ".token";
   }
-  o.newest_checkpoint = [folders = run_plan.folders] { return newest_checkpoint(folders); };
+  o.newest_checkpoint = [folders = run_plan.folders, warned = false]() mutable {
+    return newest_checkpoint(folders, warned);
+  };
   o.unsaved = [folders = run_plan.folders] { return unsaved_after(folders); };
   // One of the hosts writes it, with what its launcher knows.
   if (o.node == 0)

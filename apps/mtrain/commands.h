@@ -32,6 +32,7 @@ void add_parity_command(CLI::App& app);              // `mtrain parity`
 void add_doctor_command(CLI::App& app);              // `mtrain doctor`
 void add_schema_command(CLI::App& app);              // `mtrain schema`
 void add_explain_command(CLI::App& app);             // `mtrain explain`
+void add_recipe_command(CLI::App& app);              // `mtrain recipe explain`
 void add_completion_command(CLI::App& app);          // `mtrain completion`
 std::string version_text();                          // `mtrain --version`: this build's backends
 

@@ -72,6 +72,8 @@ void add_eval_command(CLI::App& app) {
   command->add_option("--tokenizer", job->tokenizer,
                       "tokenizer.json or its folder, for a model whose recipe names no tokenizer; "
                       "NullTokenizer: do not report bits per byte");
+  command->add_option("--adapter", job->adapter,
+                      "adapter (LoRA) to merge into the model: a folder of peft, or a run");
   command->add_flag("--json", *json, "print one line of JSON");
   command->add_option("overrides", job->overrides,
                       "settings that override the saved recipe, such as distributed.tp_size=1 or "

@@ -173,6 +173,8 @@ void add_generate_command(CLI::App& app) {
       ->required();
   command->add_option("--tokenizer", o->job.tokenizer,
                       "tokenizer.json or its folder, for a model whose recipe names no tokenizer");
+  command->add_option("--adapter", o->job.adapter,
+                      "adapter (LoRA) to merge into the model: a folder of peft, or a run");
   auto* prompts = command->add_option_group("Prompts");
   prompts->add_option("--prompt", o->prompt, "text to continue");
   prompts->add_option(

@@ -54,7 +54,8 @@ void add_import_command(CLI::App& app) {
 
 void add_export_command(CLI::App& app) {
   struct Options {
-    std::string run, output, dtype, shard = "5GB";
+    std::string run, output, dtype, shard = "5GB", base;
+    bool merge = false;
   };
   auto* command = app.add_subcommand("export", "export a model to other programs");
   command->require_subcommand(1);
@@ -69,12 +70,20 @@ void add_export_command(CLI::App& app) {
       ->check(one_of({"bf16", "fp16", "fp32"}));
   hf->add_option("--max-shard-size", o->shard, "maximum size of a file, such as 5GB or 500MB")
       ->capture_default_str();
+  hf->add_flag("--merge", o->merge,
+               "merge adapters (LoRA) into the weights; default: write a folder of adapters that "
+               "peft loads");
+  hf->add_option("--base", o->base,
+                 "the base model of adapters, if model.from of the recipe has moved");
   for (CLI::App* each : {command, hf})
     set_examples(*each, {"mtrain export hf runs/first --output hf/first",
+                         "mtrain export hf runs/lora --output hf/merged --merge",
                          "mtrain export hf runs/first --output hf/bf16 --dtype bf16"});
   hf->callback([o] {
     interchange::ExportOptions options;
     options.max_shard_bytes = interchange::parse_bytes(o->shard);
+    options.merge = o->merge;
+    options.base = o->base;
     if (!o->dtype.empty())
       options.dtype = o->dtype == "bf16"   ? DType::bf16
                       : o->dtype == "fp16" ? DType::f16
@@ -85,9 +94,10 @@ void add_export_command(CLI::App& app) {
                       "give a run folder or a checkpoint folder");
     interchange::report_checkpoint(found->path);
     const interchange::Exported done = interchange::export_hf(found->path, o->output, options);
-    print_lines(fmt::format("written: {} ({}, {} parameters, {} in {} file{}{})\n", o->output,
-                            done.model_type, human_count(double(done.parameters)),
-                            human_bytes(double(done.bytes)), done.files, done.files == 1 ? "" : "s",
+    print_lines(fmt::format("written: {} ({}{}, {} parameters, {} in {} file{}{})\n", o->output,
+                            done.adapters ? "adapters of " : "", done.model_type,
+                            human_count(double(done.parameters)), human_bytes(double(done.bytes)),
+                            done.files, done.files == 1 ? "" : "s",
                             done.side_files.empty() ? "" : "; copied " + done.side_files));
   });
 }

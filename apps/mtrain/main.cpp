@@ -87,6 +87,7 @@ int run_program(int argc, char** argv) {
   mtrain::add_doctor_command(app);
   mtrain::add_schema_command(app);
   mtrain::add_explain_command(app);
+  mtrain::add_recipe_command(app);
   mtrain::add_completion_command(app);
   try {
     app.parse(command_line(app, argc, argv));

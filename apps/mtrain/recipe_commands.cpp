@@ -7,11 +7,18 @@
 #include <CLI/CLI.hpp>
 
 #include "apps/command_line.h"
+#include "apps/prepare.h"
+#include "base/error.h"
+#include "base/file.h"
 #include "base/terminal.h"
 #include "base/text_table.h"
 #include "commands.h"
+#include "interchange/model_source.h"
 #include "observe/metric_keys.h"
+#include "plan/load_recipe.h"
+#include "recipe/load/find_recipe.h"
 #include "recipe/print/explain.h"
+#include "recipe/print/explain_recipe.h"
 #include "recipe/print/schema_export.h"
 
 namespace mtrain {
@@ -44,6 +51,42 @@ void add_schema_command(CLI::App& app) {
     const int width = *json ? 0 : line_width(STDOUT_FILENO);
     std::fputs((width > 0 ? markdown_for_terminal(text, width) : text).c_str(), stdout);
   });
+}
+
+namespace {
+
+// Prints each key of a recipe with what became of it. Throws UserError with the recipe's mistakes
+// after that.
+void explain_file(const std::string& named) {
+  Diagnostics diagnostics;
+  const std::string path = recipe::find_recipe(named, folders_of_recipes(), diagnostics);
+  diagnostics.throw_if_errors();
+  plan::Machine machine;
+  machine.dry_run = true;
+  const Recipe loaded =
+      plan::load_recipe(interchange::model_source(), path, {}, diagnostics, 0, machine);
+  std::string text = "| line | key | here |\n|---|---|---|\n";
+  for (const auto& key : recipe::explain_recipe(read_file(path), path, loaded, diagnostics))
+    text += fmt::format("| {} | {} | {} |\n", key.line, key.key, key.outcome);
+  const int width = line_width(STDOUT_FILENO);
+  std::fputs((width > 0 ? markdown_for_terminal(text, width) : text).c_str(), stdout);
+  for (const recipe::Diagnostic& d : diagnostics.sorted())
+    if (d.severity == recipe::Severity::resolved && d.field.empty()) print_lines(d.reason + "\n");
+  diagnostics.throw_if_errors();
+}
+
+}  // namespace
+
+void add_recipe_command(CLI::App& app) {
+  auto* recipe = app.add_subcommand("recipe", "inspect recipes, also those of other systems");
+  recipe->require_subcommand(1);
+  auto* command =
+      recipe->add_subcommand("explain", "print each key of a recipe and what it sets here");
+  auto file = std::make_shared<std::string>();
+  command->add_option("file", *file, "a YAML recipe, or the name of a ready one")->required();
+  for (auto* shown : {recipe, command})
+    set_examples(*shown, {"mtrain recipe explain recipes/quickstart.yaml"});
+  command->callback([file] { explain_file(*file); });
 }
 
 void add_explain_command(CLI::App& app) {

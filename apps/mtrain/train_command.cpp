@@ -11,6 +11,7 @@
 #include <CLI/CLI.hpp>
 
 #include "apps/prepare.h"
+#include "apps/sample_tokens.h"
 #include "apps/train_options.h"
 #include "base/error.h"
 #include "base/log.h"
@@ -70,8 +71,10 @@ void count_steps(Recipe& r, Diagnostics& diagnostics) {
 void count_steps_if_data_exists(Recipe& r, Diagnostics& diagnostics) {
   Diagnostics files;
   plan::check_files(r, files);
+  check_sample_files(r, files);
   if (files.has_errors()) return;
   try {
+    tokenize_samples(r, diagnostics, true);
     count_steps(r, diagnostics);
   } catch (const UserError& e) {
     if (diagnostics.has_errors()) throw;
@@ -128,6 +131,7 @@ void run(const Prepared& ready, const run::RunOptions& options) {
   const auto make_plan = [&] {
     Recipe counted = r;
     Diagnostics diagnostics;
+    if (job.size > 1) tokenize_samples(counted, diagnostics, job.rank == 0);
     count_steps(counted, diagnostics);
     if (job.rank == 0) tell(diagnostics);
     RunPlan plan =
@@ -214,7 +218,7 @@ void run_train(const TrainOptions& o, char** argv) {
   if (!o.runs())
     count_steps_if_data_exists(recipe, ready.diagnostics);
   else if (job.size == 1)
-    count_steps(recipe, ready.diagnostics);
+    tokenize_samples(recipe, ready.diagnostics, true), count_steps(recipe, ready.diagnostics);
   // mtrain-launch has warned already, once for all ranks of the host.
   const bool warns = job.local_rank == 0 && !std::getenv(launch::kLauncherPid);
   if (o.runs()) enter_environment(recipe.launch.variables(), argv, warns);

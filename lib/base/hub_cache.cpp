@@ -34,9 +34,16 @@ bool is_there(const fs::path& path) {
   return fs::exists(path, ignored);
 }
 
+// What a repository of the Hub holds.
+struct Kind {
+  const char *folder, *noun, *option;
+};
+constexpr Kind kModel{"models--", "model", ""},
+    kDataset{"datasets--", "data set", " --repo-type dataset"};
+
 // Returns the repository's folder in a cache.
-fs::path repository_folder(const fs::path& cache, const HubName& name) {
-  std::string folder = "models--" + name.repository;
+fs::path repository_folder(const fs::path& cache, const HubName& name, const Kind& kind) {
+  std::string folder = kind.folder + name.repository;
   if (const size_t slash = folder.find('/'); slash != std::string::npos)
     folder.replace(slash, 1, "--");
   return cache / folder;
@@ -79,8 +86,8 @@ fs::path absent_file(const fs::path& snapshot) {
   return absent.empty() ? fs::path() : std::ranges::min(absent);
 }
 
-std::string download_command(const HubName& name) {
-  return fmt::format("`hf download {}{}`", name.repository,
+std::string download_command(const HubName& name, const Kind& kind) {
+  return fmt::format("`hf download {}{}{}`", name.repository, kind.option,
                      name.revision.empty() ? "" : " --revision " + name.revision);
 }
 
@@ -116,24 +123,26 @@ std::vector<fs::path> hub_cache_folders() {
   return folders;
 }
 
-fs::path hub_model_folder(const fs::path& path) {
+namespace {
+
+fs::path folder_of(const fs::path& path, const Kind& kind) {
   if (is_there(path)) return path;
   const std::optional<HubName> name = parse_hub_name(path.string());
   if (!name) return path;
   for (const fs::path& cache : hub_cache_folders())
-    if (const fs::path found = snapshot_folder(repository_folder(cache, *name), *name);
+    if (const fs::path found = snapshot_folder(repository_folder(cache, *name, kind), *name);
         !found.empty())
       return found;
   return path;
 }
 
-std::optional<HubProblem> hub_problem(const fs::path& path) {
+std::optional<HubProblem> problem_of(const fs::path& path, const Kind& kind) {
   if (is_there(path)) return {};
   const std::optional<HubName> name = parse_hub_name(path.string());
   if (!name) return {};
-  const std::string hint = fmt::format("nothing is downloaded here: {} fetches a model of the Hub",
-                                       download_command(*name));
-  if (const fs::path folder = hub_model_folder(path); folder != path) {
+  const std::string hint = fmt::format("nothing is downloaded here: {} fetches a {} of the Hub",
+                                       download_command(*name, kind), kind.noun);
+  if (const fs::path folder = folder_of(path, kind); folder != path) {
     const fs::path absent = absent_file(folder);
     if (absent.empty()) return {};
     return HubProblem{
@@ -142,7 +151,7 @@ std::optional<HubProblem> hub_problem(const fs::path& path) {
   std::string looked_in;
   for (const fs::path& cache : hub_cache_folders()) {
     looked_in += (looked_in.empty() ? "" : ", ") + cache.string();
-    const fs::path repository = repository_folder(cache, *name);
+    const fs::path repository = repository_folder(cache, *name, kind);
     if (is_there(repository))
       return HubProblem{
           fmt::format("{} has no revision {} of {}", repository.string(),
@@ -152,10 +161,20 @@ std::optional<HubProblem> hub_problem(const fs::path& path) {
   // More likely a folder that does not exist: one below an existing folder, or without
   // organization.
   if (is_there(*path.begin()) || name->repository.find('/') == std::string::npos) return {};
-  return HubProblem{fmt::format("there is no file or folder {}, and no model of this name in the "
-                                "caches of the Hugging Face Hub ({})",
-                                path.string(), looked_in.empty() ? "none is set" : looked_in),
-                    hint};
+  return HubProblem{
+      fmt::format("there is no file or folder {}, and no {} of this name in the "
+                  "caches of the Hugging Face Hub ({})",
+                  path.string(), kind.noun, looked_in.empty() ? "none is set" : looked_in),
+      hint};
+}
+
+}  // namespace
+
+fs::path hub_model_folder(const fs::path& path) { return folder_of(path, kModel); }
+std::optional<HubProblem> hub_problem(const fs::path& path) { return problem_of(path, kModel); }
+fs::path hub_dataset_folder(const fs::path& path) { return folder_of(path, kDataset); }
+std::optional<HubProblem> hub_dataset_problem(const fs::path& path) {
+  return problem_of(path, kDataset);
 }
 
 }  // namespace mtrain

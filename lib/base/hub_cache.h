@@ -40,4 +40,8 @@ struct HubProblem {
 // its files, or is more likely a folder: one below an existing folder, or without organization.
 std::optional<HubProblem> hub_problem(const std::filesystem::path& path);
 
+// The same for data sets, in datasets--<organization>--<name>/.
+std::filesystem::path hub_dataset_folder(const std::filesystem::path& path);
+std::optional<HubProblem> hub_dataset_problem(const std::filesystem::path& path);
+
 }  // namespace mtrain

@@ -40,6 +40,7 @@ struct PulseState {
   int64_t done_step = 0;                 // the last step that is done, as far as it is known
   double step_s = 0, median_step_s = 0;  // of the last steps; 0: unknown
   int64_t memory = 0, memory_peak = 0;   // bytes of the device
+  int64_t spike_step = 0;                // the last step that was skipped as a spike; 0: none
   double exposed_s = -1;                 // exposed communication of a step; -1: unknown
   std::vector<Stream> streams;
   std::vector<Launch> last;  // the last launches, oldest first
@@ -53,6 +54,7 @@ struct PulseState {
 struct PulseGlance {
   PulsePhase phase = PulsePhase::none;
   int64_t step = 0, done_step = 0;
+  int64_t spike_step = 0;  // as above
   double limit_s = 0;
   uint64_t progress = 0;  // changes with each activity that begins
   // Changes with what is launched, what is done, and what is written. Launches of the stream
@@ -113,6 +115,7 @@ class Pulse {
   void wrote();  // a part of a file has been written, or sent: progress, but not of a step
   void set_memory(int64_t bytes, int64_t peak);
   void set_exposed(double seconds);
+  void set_spike(int64_t step);
 
   void name_stream(int index, std::string_view name, bool communicates);
   // Adds a launch to the page: item `number` of a stream.

@@ -62,6 +62,7 @@ Event BackgroundSaver::begin(const CheckpointParts& t, const TrainProgress& prog
   moment(work, "stage");
   first_keys_ = {key(work, "folder"), key(work, "added")};
   written_ = 0;
+  adding_ = false;
   result_.reset();
   saving_ = true;
   pending_ = std::async(std::launch::async, [this, work = std::move(work)] { return run(work); });
@@ -163,6 +164,7 @@ void BackgroundSaver::write_part(const Work& work) {
 // adds any.
 void BackgroundSaver::add_files(const Work& work, bool saved) {
   const AddedFiles& added = work.options.added;
+  adding_ = saved;
   std::string text, error;
   if (saved) error = error_in([&] { text = added.begin(work.folder); });
   const bool begun = saved && error.empty();

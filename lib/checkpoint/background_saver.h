@@ -53,6 +53,8 @@ class BackgroundSaver {
   int64_t staged_bytes() const { return own_bytes_; }   // what this rank writes
   int64_t total_bytes() const { return total_bytes_; }  // what all ranks write
   int64_t written_bytes() const { return written_; }    // by this rank, of the save in progress
+  // On rank 0: whether the save in progress has come to `options.added`.
+  bool adding_files() const { return adding_; }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -96,6 +98,7 @@ class BackgroundSaver {
   int64_t saves_ = 0;
   std::vector<std::string> first_keys_;  // of rank 0's texts to all, in the save in progress
   std::atomic<int64_t> written_ = 0;
+  std::atomic<bool> adding_ = false;
   std::atomic<bool> give_up_ = false;
   std::future<Result> pending_;
   std::optional<Result> result_;

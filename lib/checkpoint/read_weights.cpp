@@ -43,15 +43,18 @@ void ReadBytes::add(const model::Parameter& p) {
 }
 
 void read_weights(Stream& stream, model::ParamStore& params, const ValueSource& source,
-                  const std::string& hint, const ReadProgress& progress) {
+                  const WhichWeights& which, const std::string& hint,
+                  const ReadProgress& progress) {
+  std::vector<const model::Parameter*> chosen;
   for (const model::Parameter* p : params.params())
-    require_shape(source, p->name, p->full_shape(), hint);
+    if (which(*p)) chosen.push_back(p);
+  for (const model::Parameter* p : chosen) require_shape(source, p->name, p->full_shape(), hint);
   std::vector<storage::ExpectedRun> expected;
-  for (const model::Parameter* p : params.params()) add_expected(*p, p->name, expected);
+  for (const model::Parameter* p : chosen) add_expected(*p, p->name, expected);
   source.expect(std::move(expected));
   model::ParamUploader uploader(stream);
   ReadBytes read(params, progress);
-  for (const model::Parameter* p : params.params()) {
+  for (const model::Parameter* p : chosen) {
     uploader.set_weights(*p, [&](int64_t first, int64_t count, float* values) {
       source.read(p->name, first, count, values);
     });
@@ -74,7 +77,8 @@ void read_model(Stream& stream, model::ParamStore& params,
                 const ReadProgress& progress) {
   const std::string hint = "set the recipe's model fields to those of the weights";
   const storage::FiniteValues finite(source);
-  read_weights(stream, params, finite, hint, progress);
+  const auto of_base = [](const model::ParamSpec& p) { return !p.adapter; };
+  read_weights(stream, params, finite, of_base, hint, progress);
   std::vector<ReplicatedTensor> present;
   for (const ReplicatedTensor& r : replicated)
     if (r.of_model && finite.contains(r.name)) present.push_back(r);

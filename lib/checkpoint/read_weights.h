@@ -29,19 +29,23 @@ class ReadBytes {
   int64_t done_ = 0, total_ = 0;
 };
 
-// Sets this rank's part of all weights from the tensors with the same names. Throws UserError, with
-// `hint`, if a tensor is absent or has a different shape from the full parameter.
+// Decides whether a parameter is read; the others keep their values.
+using WhichWeights = std::function<bool(const model::ParamSpec&)>;
+
+// Sets this rank's part of the chosen weights from the tensors with the same names. Throws
+// UserError, with `hint`, if a tensor is absent or has a different shape from the full parameter.
 void read_weights(Stream& stream, model::ParamStore& params, const storage::ValueSource& source,
-                  const std::string& hint, const ReadProgress& progress = {});
+                  const WhichWeights& which, const std::string& hint,
+                  const ReadProgress& progress = {});
 
 // Sets replicated tensors from the tensors with the same names. Throws the same errors.
 void read_replicated(Stream& stream, const std::vector<ReplicatedTensor>& replicated,
                      const storage::ValueSource& source, const std::string& hint);
 
-// Sets the parameters of a model, which may have no gradients, from `source`. The model's other
-// state (the biases of routers) is set if the source has it, and stays unchanged otherwise. Throws
-// UserError, which names the tensor, if a tensor is absent, has a different shape, or has a weight
-// that is not finite.
+// Sets the parameters of a model, which may have no gradients, from `source`. Adapters, which a
+// base model lacks, keep their initial values. The model's other state (the biases of routers) is
+// set if the source has it, and stays unchanged otherwise. Throws UserError, which names the
+// tensor, if a tensor is absent, has a different shape, or has a weight that is not finite.
 void read_model(Stream& stream, model::ParamStore& params,
                 const std::vector<ReplicatedTensor>& replicated, const storage::ValueSource& source,
                 const ReadProgress& progress = {});

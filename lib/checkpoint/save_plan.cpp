@@ -7,6 +7,7 @@
 
 #include "mesh/mesh.h"
 #include "optim/param_rules.h"
+#include "plan/checkpoint_cost.h"
 
 namespace mtrain::checkpoint {
 
@@ -169,7 +170,9 @@ CopiesOfUnits copies_of_units(const plan::RunPlan& plan, int64_t rank) {
 
 std::vector<SavedKind> saved_kinds(const plan::RunPlan& plan) {
   const auto all = [](const ParamSpec&) { return true; };
-  if (!plan.optimizer.muon.on) return {{"", all}, {".m", all}, {".v", all}};
+  const auto trained = [](const ParamSpec& p) { return !p.frozen; };
+  if (plan::saves_adapters_alone(plan)) return {{"", trained}, {".m", trained}, {".v", trained}};
+  if (!plan.optimizer.muon.on) return {{"", all}, {".m", trained}, {".v", trained}};
   const auto rules = std::make_shared<optim::ParamRules>(plan.optimizer);
   const auto muon = [rules](const ParamSpec& p) { return rules->of(p).muon; };
   const auto others = [rules](const ParamSpec& p) { return !rules->of(p).muon; };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <set>
 
 namespace mtrain::checkpoint {
 
@@ -30,8 +31,10 @@ LivePiece live_piece(std::string tensor, const Shape& shape, const StridedRun& r
 std::vector<LivePiece> live_pieces(const CheckpointParts& t, TensorSet set) {
   const std::vector<optim::StateTensor> state = t.optimizer.state();
   std::vector<SavedKind> kinds;
+  std::set<std::string> saved;
+  for (const spec::TensorSpec& p : t.parameters) saved.insert(p.name);
   if (set == TensorSet::weights)
-    kinds.push_back({"", [](const model::ParamSpec&) { return true; }});
+    kinds.push_back({"", [&saved](const model::ParamSpec& p) { return saved.count(p.name) > 0; }});
   else
     for (const optim::StateTensor& s : state)
       kinds.push_back(

@@ -78,18 +78,21 @@ void refuse_different_run(const recipe::ModelSource& models, const std::string& 
 }
 
 // Reads the weights of `params`, and the replicated tensors of the model, from a checkpoint. `used`
-// names all parameters of its model.
+// names all parameters that it holds.
 void load_weights(Stream& stream, model::ParamStore& params, const fs::path& folder,
                   std::set<std::string> used, const std::vector<ReplicatedTensor>& replicated,
                   storage::ReadOptions options, const ReadProgress& progress) {
   const auto file = open_checkpoint_tensors(folder, storage::TensorSet::weights, options);
   const storage::FiniteValues model(*file, storage::FiniteValues::Of::checkpoint);
+  const auto saved = [parameters = used](const model::ParamSpec& p) {
+    return parameters.count(p.name) > 0;
+  };
   for (const ReplicatedTensor& r : replicated) used.insert(r.name);
   // Format 1 has fp32 weights alone.
   std::set<DType> types{DType::f32};
   if (file->path().filename() == storage::kIndexJson) types.insert(DType::bf16);
   refuse_unknown_tensors(*file, used, types, "model");
-  read_weights(stream, params, model, kOwnRecipe, progress);
+  read_weights(stream, params, model, saved, kOwnRecipe, progress);
   read_replicated(stream, replicated, model, kOwnRecipe);
 }
 

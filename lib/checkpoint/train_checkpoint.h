@@ -36,7 +36,8 @@ struct CheckpointParts {
   CopiesOfUnits copies;
   model::Quantizer* quantizer;  // null without 8-bit linears
   const comm::HostCollectives& control;
-  std::vector<spec::TensorSpec> parameters;  // all of the model
+  // Those that checkpoints hold: all of the model, or its adapters alone.
+  std::vector<spec::TensorSpec> parameters;
   // Tensors that every rank has, for all layers of the model.
   std::vector<ReplicatedTensor> replicated;
   // Called from time to time while this rank reads or writes. `what` is "weights", "moments"

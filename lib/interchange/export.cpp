@@ -18,6 +18,7 @@
 #include "base/hub_cache.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "interchange/adapter_folder.h"
 #include "interchange/byte_tokenizer.h"
 #include "interchange/checkpoint_record.h"
 #include "interchange/config.h"
@@ -25,9 +26,11 @@
 #include "interchange/import.h"
 #include "interchange/model_source.h"
 #include "interchange/side_files.h"
+#include "interchange/trained_weights.h"
 #include "recipe/model_spec.h"
 #include "recipe/recipe.h"
 #include "storage/checkpoint_tensors.h"
+#include "storage/finite_values.h"
 #include "storage/free_space.h"
 #include "storage/manifest.h"
 #include "storage/new_folder.h"
@@ -109,17 +112,20 @@ Types imported_types(const storage::CheckpointTensors& weights, const fs::path& 
 }
 
 // The vocabulary's size may come from the tokenizer. The recipe then does not have it.
-void take_vocabulary(recipe::Recipe& r, const storage::CheckpointTensors& weights) {
+void take_vocabulary(recipe::Recipe& r, const storage::ValueSource& weights) {
   const Shape table = weights.shape("embedding.weight");
   r.model.vocab_size = table[0];
 }
 
 // Every tensor of the checkpoint must have a name in the family, since the model computes with it.
-// The exception is load_fraction of routers, which only steers training.
-void check_tensors(const storage::CheckpointTensors& weights, const TensorMap& map) {
+// Exceptions are load_fraction of routers, which only steers training, and adapters, which
+// open_trained() has checked.
+void check_tensors(const TrainedWeights& trained, const TensorMap& map) {
+  const storage::ValueSource& weights = *trained.weights;
   std::vector<std::string> wrong;
-  for (const storage::CheckpointTensors::Entry& t : weights.entries())
-    if (!map.find(t.name) && !t.name.ends_with(".router.load_fraction"))
+  for (const storage::CheckpointTensors::Entry& t : trained.file->entries())
+    if (!map.find(t.name) && !t.name.ends_with(".router.load_fraction") &&
+        t.name.find(".lora.") == std::string::npos)
       wrong.push_back(
           fmt::format("{} has no name in a {} folder", t.name, map.family().model_type));
   for (const MappedTensor& t : map.tensors()) {
@@ -131,7 +137,7 @@ void check_tensors(const storage::CheckpointTensors& weights, const TensorMap& m
   }
   if (!wrong.empty())
     throw UserError(fmt::format("{}: the tensors are not those of its recipe\n  {}",
-                                weights.path().string(), fmt::join(wrong, "\n  ")));
+                                trained.file->path().string(), fmt::join(wrong, "\n  ")));
 }
 
 struct Shard {
@@ -265,18 +271,19 @@ struct Contents {
   std::vector<Shard> shards;
 };
 
-Contents contents_of(const fs::path& checkpoint, const storage::CheckpointTensors& weights,
+Contents contents_of(const fs::path& checkpoint, const TrainedWeights& trained,
                      const ExportOptions& options) {
   Contents c{.recipe = read_saved(checkpoint, {"~model.from"})};
-  take_vocabulary(c.recipe, weights);
-  c.origin = origin_of(checkpoint);
+  take_vocabulary(c.recipe, *trained.weights);
+  c.origin = trained.base.empty() ? origin_of(checkpoint) : fs::path(trained.base);
   const std::string base = c.origin.empty() ? "" : read_file(c.origin / "config.json");
   write_config(c.recipe, {base, "float32"}, c.model_type);  // finds the family
   c.map =
       std::make_unique<TensorMap>(recipe::model_spec(c.recipe.model), *find_family(c.model_type));
-  check_tensors(weights, *c.map);
+  check_tensors(trained, *c.map);
   c.shards = make_shards(
-      *c.map, options.dtype ? Types() : imported_types(weights, checkpoint, c.origin), options);
+      *c.map, options.dtype ? Types() : imported_types(*trained.file, checkpoint, c.origin),
+      options);
   c.config = write_config(c.recipe, {base, torch_name(main_type(c.shards))}, c.model_type);
   return c;
 }
@@ -299,12 +306,12 @@ std::string print_contents(const Contents& c) {
 }
 
 Contents parse_contents(const std::string& text, const fs::path& checkpoint,
-                        const storage::CheckpointTensors& weights, ExportOptions options) {
+                        const TrainedWeights& trained, ExportOptions options) {
   const size_t end = text.find(kEndOfOrigin);
   MT_CHECK(end != std::string::npos, "no text of print_contents()");
   const json all = parse_json(text.substr(end + 1), "the contents of a Hugging Face folder");
   Contents c{.recipe = read_saved(checkpoint, {"~model.from"})};
-  take_vocabulary(c.recipe, weights);
+  take_vocabulary(c.recipe, *trained.weights);
   c.origin = text.substr(0, end);
   c.config = all.at("config").get<std::string>();
   c.model_type = all.at("model_type").get<std::string>();
@@ -336,13 +343,40 @@ std::vector<std::string> write_other_files(const Contents& c, const fs::path& ch
   return copied;
 }
 
+// Whether the export is a folder of adapters.
+bool writes_adapters(const TrainedWeights& trained, const ExportOptions& options) {
+  return !trained.adapters.empty() && !options.merge;
+}
+
+// Writes a folder of adapters, and the tokenizer of the model.
+Exported write_adapters(const Contents& c, const TrainedWeights& trained,
+                        const fs::path& checkpoint, const fs::path& folder,
+                        const ExportOptions& options) {
+  const spec::ModelSpec model = adapted_model(c.recipe);
+  const storage::FiniteValues finite(*trained.file, storage::FiniteValues::Of::checkpoint);
+  const WrittenAdapter written =
+      write_adapter_folder(folder, *c.map, finite, trained.adapters, *model.lora, c.origin.string(),
+                           options.dtype.value_or(DType::f32));
+  return {.model_type = c.model_type,
+          .parameters = written.parameters,
+          .bytes = written.bytes,
+          .files = 1,
+          .side_files = fmt::format(
+              "{}", fmt::join(copy_texts(c.origin, checkpoint, c.recipe.tokenizer, folder), ", ")),
+          .adapters = true,
+          .sizes = {{kAdapterModel, written.bytes}}};
+}
+
 // Writes the files of a part into `folder`, which exists.
-Exported write_part(const Contents& c, const storage::CheckpointTensors& weights,
-                    const fs::path& checkpoint, const fs::path& folder, const ExportPart& part,
-                    const ExportOptions& options) {
+Exported write_part(const Contents& c, const TrainedWeights& trained, const fs::path& checkpoint,
+                    const fs::path& folder, const ExportPart& part, const ExportOptions& options) {
+  if (writes_adapters(trained, options))
+    return part.rank == 0 ? write_adapters(c, trained, checkpoint, folder, options)
+                          : Exported{.model_type = c.model_type, .adapters = true};
   Exported done{
       .model_type = c.model_type, .parameters = c.map->parameters(), .files = int(c.shards.size())};
-  const HfView view(weights, *c.map);
+  const auto merged = trained.merged();
+  const HfView view(*merged, *c.map);
   for (size_t i = 0; i < c.shards.size(); ++i) {
     if (int(i % size_t(part.ranks)) == part.rank)
       write_shard(folder, c.shards[i], view, options.before_piece);
@@ -375,20 +409,27 @@ RunError unseen(const fs::path& file) {
 Exported export_hf(const fs::path& checkpoint, const fs::path& output,
                    const ExportOptions& options) {
   const storage::ReadMark reading(checkpoint);
-  const auto weights = open_checkpoint_tensors(checkpoint, storage::TensorSet::weights);
-  const Contents contents = contents_of(checkpoint, *weights, options);
+  const TrainedWeights trained = open_trained(checkpoint, options.base);
+  for (const auto& [given, option] :
+       {std::pair(options.merge, "--merge"), std::pair(!options.base.empty(), "--base")})
+    if (given && trained.adapters.empty())
+      throw UserError(
+          fmt::format("{} has no effect: {} has no adapters", option, checkpoint.string()),
+          "leave it out");
+  const Contents contents = contents_of(checkpoint, trained, options);
   storage::NewFolder folder(output);
-  Exported done = write_part(contents, *weights, checkpoint, folder.path(), {}, options);
+  Exported done = write_part(contents, trained, checkpoint, folder.path(), {}, options);
   folder.commit();
   return done;
 }
 
 std::string plan_consolidated(const fs::path& checkpoint, const fs::path& folder,
                               const ExportOptions& options) {
-  const auto weights = open_checkpoint_tensors(checkpoint, storage::TensorSet::weights);
-  const Contents contents = contents_of(checkpoint, *weights, options);
+  const TrainedWeights trained = open_trained(checkpoint);
+  const Contents contents = contents_of(checkpoint, trained, options);
   int64_t bytes = 0;
-  for (const Shard& shard : contents.shards) bytes += shard.bytes;
+  if (!writes_adapters(trained, options))
+    for (const Shard& shard : contents.shards) bytes += shard.bytes;
   storage::require_space(folder, bytes);
   return print_contents(contents);
 }
@@ -403,8 +444,8 @@ Exported write_consolidated(const fs::path& checkpoint, const fs::path& folder,
   };
   if (!wait_until(listed)) throw unseen(storage::manifest_path(checkpoint));
   if (!wait_until([&] { return fs::is_directory(folder, error); })) throw unseen(folder);
-  const auto weights = open_checkpoint_tensors(checkpoint, storage::TensorSet::weights);
-  return write_part(parse_contents(contents, checkpoint, *weights, options), *weights, checkpoint,
+  const TrainedWeights trained = open_trained(checkpoint);
+  return write_part(parse_contents(contents, checkpoint, trained, options), trained, checkpoint,
                     folder, part, options);
 }
 
@@ -420,20 +461,40 @@ void await_consolidated(const fs::path& folder, const Exported& exported) {
   }
 }
 
+namespace {
+
+// Reports adapters that peft cannot have: an error if checkpoints are to hold them in its form.
+void check_adapters(const recipe::Recipe& r, const Family& family, bool saves,
+                    Diagnostics& diagnostics) {
+  try {
+    const TensorMap map(recipe::model_spec(r.model), family);
+    check_adapter_folder(map, adapters_of(adapted_model(r)));
+  } catch (const UserError& e) {
+    if (saves)
+      diagnostics.add("checkpoint.save_consolidated", e.message(), e.hint());
+    else
+      diagnostics.warn("peft.target_modules", e.message(), e.hint());
+  }
+}
+
+}  // namespace
+
 void check_consolidated(const recipe::Recipe& recipe, Diagnostics& diagnostics) {
-  if (recipe.checkpoint.save_consolidated == recipe::SaveConsolidated::no ||
-      diagnostics.has_errors())
-    return;
+  const bool saves = recipe.checkpoint.save_consolidated != recipe::SaveConsolidated::no;
+  if ((!saves && !recipe.peft.on()) || diagnostics.has_errors()) return;
   recipe::Recipe r = recipe;
   if (r.model.vocab_size == 0) r.model.vocab_size = 1;  // the tokenizer, not open yet, decides it
   std::string model_type;
   try {
     write_config(r, {"", "float32"}, model_type);
   } catch (const UserError& e) {
-    diagnostics.add("checkpoint.save_consolidated",
-                    "the checkpoints of this model have no Hugging Face form: " + e.message(),
-                    "set it to false; mtrain reads its own checkpoints");
+    if (saves)
+      diagnostics.add("checkpoint.save_consolidated",
+                      "the checkpoints of this model have no Hugging Face form: " + e.message(),
+                      "set it to false; mtrain reads its own checkpoints");
+    return;
   }
+  if (r.peft.on()) check_adapters(r, *find_family(model_type), saves, diagnostics);
 }
 
 int64_t parse_bytes(const std::string& text) {

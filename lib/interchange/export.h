@@ -17,6 +17,10 @@ struct ExportOptions {
   // other models are fp32, as in the checkpoint. Biases of routers are always fp32.
   std::optional<DType> dtype;
   int64_t max_shard_bytes = 5'000'000'000;  // data per file; a larger tensor has its own file
+  // Whether adapters are merged into the weights of a full model. Otherwise a checkpoint with
+  // adapters becomes a folder of adapters in the format of peft (adapter_folder.h).
+  bool merge = false;
+  std::filesystem::path base = {};  // the base model of adapters; empty: the recipe's model.from
   // If set, called before each piece of a few MiB is written. An exception from it ends the export.
   std::function<void()> before_piece;
 };
@@ -31,6 +35,7 @@ struct Exported {
   int64_t parameters = 0, bytes = 0;     // written, without the files' headers
   int files = 0;                         // that hold weights
   std::string side_files;                // the names of the copied files, such as tokenizer.json
+  bool adapters = false;                 // whether it is a folder of adapters
   std::map<std::string, int64_t> sizes;  // of the files that hold weights, without headers
 };
 
@@ -71,7 +76,8 @@ Exported write_consolidated(const std::filesystem::path& checkpoint,
 void await_consolidated(const std::filesystem::path& folder, const Exported& exported);
 
 // Adds an error to `diagnostics` if the recipe requests checkpoints in Hugging Face's format
-// (checkpoint.save_consolidated), but no family computes its model. Does nothing if `diagnostics`
+// (checkpoint.save_consolidated), but no family computes its model, or peft cannot have its
+// adapters. Without that request, such adapters are a warning. Does nothing if `diagnostics`
 // already has an error.
 void check_consolidated(const recipe::Recipe& recipe, Diagnostics& diagnostics);
 

@@ -51,7 +51,7 @@ struct AgentOptions {
   // For such a job, as in LeaderOptions (launch/round_leader.h).
   std::function<int(int ranks)> largest_world;
   std::function<std::string(int world)> layout, nearest_worlds;
-  std::function<int64_t()> newest_checkpoint;
+  std::function<std::optional<int64_t>()> newest_checkpoint;
   std::chrono::milliseconds rendezvous_timeout{600000};  // how long hosts wait for others
   std::function<std::string()> unsaved;  // describes what would be lost now; may be null
   std::function<void(const JobFailure&)> on_failure;  // called once for each start; may be null

@@ -104,6 +104,8 @@ bool Attempt::run() {
     while (const int signal = job_.signals.next()) on_signal(signal);
     pump(fds);
     reap();
+    if (const auto step = pulses_.new_spike())
+      for (JobObserver* observer : o_.observers) observer->spiked(*step);
     if (job_.link) take_news();
     abandon_unkillable();
     if (failed_at_)
@@ -444,8 +446,8 @@ void Attempt::take_news() {
     const bool lines_alone = news->kind == Kind::cause && !news->cause;
     const bool ends =
         (news->kind == Kind::end || news->kind == Kind::kill) && news->round == number_;
-    const bool refuses_other = news->kind == Kind::refuse && news->id != job_.link->id();
-    if (!lines_alone && !ends && !refuses_other && news->kind != Kind::signal) {
+    const bool of_other = is_of_other(*news, job_.link->id());
+    if (!lines_alone && !ends && !of_other && news->kind != Kind::signal) {
       if (!killed_at_) kill_all(SIGKILL);  // the others do not wait for this host any more
       return;
     }

@@ -15,7 +15,7 @@ namespace mtrain::launch {
 
 // What has happened. Members that are unknown are left out of the JSON.
 struct JobEvent {
-  std::string event;  // start, failure, restart, end
+  std::string event;  // start, spike, failure, restart, end
   std::string job, name, run_dir;
   int node = 0, ranks = 1;  // this host's number; ranks of the job
   int start = 0;            // number of the start of all ranks, from 0

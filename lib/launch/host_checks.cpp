@@ -2,7 +2,6 @@
 
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 #include <algorithm>
 #include <cerrno>
@@ -15,6 +14,7 @@
 
 #include <fmt/core.h>
 
+#include "base/disk_space.h"
 #include "base/file.h"
 #include "base/host_memory.h"
 #include "base/strings.h"
@@ -27,6 +27,13 @@ namespace fs = std::filesystem;
 using Verdict = HostCheck::Verdict;
 
 constexpr int64_t kMiB = 1 << 20, kGiB = 1 << 30;
+constexpr int64_t kUsualFiles = 1024;  // the soft limit of most systems
+
+// A rank opens its files, shared memory and sockets; the launcher has pipes and a page of each.
+int64_t files_of(int ranks) {
+  constexpr int64_t kLeast = 96, kPerRank = 4;
+  return kLeast + kPerRank * ranks;
+}
 
 // Measures one core with a GEMM that fits into its caches. The fastest of several runs counts:
 // other processes may disturb some of them.
@@ -54,12 +61,6 @@ std::optional<double> last_rate(const fs::path& file) {
   return {};
 }
 
-int64_t free_bytes(const fs::path& folder) {
-  struct statvfs info {};
-  if (::statvfs(folder.c_str(), &info) != 0) return -1;
-  return int64_t(info.f_bavail) * int64_t(info.f_frsize);
-}
-
 // Returns the folder, or the nearest one above it that exists.
 fs::path existing(fs::path folder) {
   std::error_code error;
@@ -76,7 +77,7 @@ bool of_disk(int error) {
 
 // Writes a file for a moment. Its time is that of the file system, which may be another host's.
 void probe_disk(const fs::path& folder, HostFacts& facts) {
-  facts.disk_bytes = free_bytes(folder);
+  facts.disk_bytes = free_disk_bytes(folder);
   const auto failed = [&] {
     if (of_disk(errno))
       facts.disk_error =
@@ -144,11 +145,19 @@ HostFacts measure_host(const HostCheckOptions& o) {
   }
   f.memory_bytes = available_host_memory();
   if (!o.run_folder.empty()) probe_disk(existing(o.run_folder), f);
-  f.shm_bytes = free_bytes("/dev/shm");
+  f.shm_bytes = free_disk_bytes("/dev/shm");
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) == 0)
-    f.descriptors = int64_t(std::min<rlim_t>(limit.rlim_cur, int64_t{1} << 40));
+    f.descriptors = int64_t(std::min<rlim_t>(limit.rlim_max, int64_t{1} << 40));
   return f;
+}
+
+void raise_open_files(int ranks) {
+  rlimit limit{};
+  const auto wanted = rlim_t(kUsualFiles + files_of(ranks));
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= wanted) return;
+  limit.rlim_cur = std::min(wanted, limit.rlim_max);
+  ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
 std::vector<HostCheck> judge_host(const HostFacts& f, int ranks) {
@@ -162,14 +171,13 @@ std::vector<HostCheck> judge_host(const HostFacts& f, int ranks) {
                               "delete old checkpoints, or choose another train.run_dir"));
   all.push_back(bytes_check("/dev/shm", f.shm_bytes, 0, 64 * kMiB,
                             "remove files in /dev/shm that dead processes have left"));
-  // A rank opens its files, shared memory and sockets; the launcher has pipes and a page of each.
-  constexpr int64_t kLeast = 96, kPerRank = 4;
   HostCheck open{"open files",
                  f.descriptors < 0 ? "unknown" : fmt::format("at most {}", f.descriptors)};
   if (f.descriptors < 0) open.verdict = Verdict::unknown;
-  if (f.descriptors >= 0 && f.descriptors < kLeast + kPerRank * ranks) {
+  if (f.descriptors >= 0 && f.descriptors < files_of(ranks)) {
     open.verdict = Verdict::fault;
-    open.hint = fmt::format("raise the limit: ulimit -n {}", 1024 + kPerRank * ranks);
+    open.hint = fmt::format("raise the hard limit to {} (limits.conf, LimitNOFILE of a service)",
+                            kUsualFiles + files_of(ranks));
   }
   all.push_back(open);
   all.push_back(clock_check(f));

@@ -29,10 +29,13 @@ struct HostFacts {
   int64_t memory_bytes = -1;                  // available; -1: unknown, as below
   int64_t disk_bytes = -1, shm_bytes = -1;    // free
   std::string disk_error;                     // why no file can be written; empty if it can
-  int64_t descriptors = -1;                   // that a process may open
+  int64_t descriptors = -1;                   // that a process may open if it asks (hard limit)
   std::optional<double> clock_skew_s;         // of the file system of the run folder
 };
 HostFacts measure_host(const HostCheckOptions& options);
+// Allows this process and those that it starts to open the files of so many ranks, as far as the
+// system lets it.
+void raise_open_files(int ranks);
 std::vector<HostCheck> judge_host(const HostFacts& facts, int ranks);
 
 inline std::vector<HostCheck> check_host(const HostCheckOptions& options) {

@@ -1,5 +1,6 @@
 // What others may know about a job while the agent runs it.
 #pragma once
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -19,6 +20,8 @@ class JobObserver {
   virtual void begin(const std::string& /*job*/) {}
   // A start of all ranks, numbered from 0. The pages are those of the ranks of this host.
   virtual void started(int /*start*/, const std::vector<std::shared_ptr<const Pulse>>& /*pages*/) {}
+  // A step was skipped, since its loss or gradient was not finite, or a spike.
+  virtual void spiked(int64_t /*step*/) {}
   // A start has failed, or a signal has ended it.
   virtual void failed(const JobFailure& /*failure*/) {}
   // All ranks are started again after this time.

@@ -108,7 +108,7 @@ std::shared_ptr<store::Store> LauncherLink::connect(std::shared_ptr<store::Store
 
 void LauncherLink::write_notes() {
   std::shared_ptr<store::Store> store;
-  auto answered = Clock::now();
+  std::optional<Clock::time_point> failing_since;
   for (int64_t beat = 1;; ++beat) {
     LauncherNote note;
     {
@@ -123,7 +123,7 @@ void LauncherLink::write_notes() {
     try {
       if (!store) store = connect(notes_store_);
       store->set(note_key(note), text_of(note));
-      answered = Clock::now();
+      failing_since.reset();
       const std::lock_guard lock(mutex_);
       connected_ = true;
       continue;
@@ -138,7 +138,9 @@ void LauncherLink::write_notes() {
     {
       const std::lock_guard lock(mutex_);
       dirty_ = true;
-      if (Clock::now() - answered > patience) lost_ = why;
+      // Not since the last answer: this process may have been stopped.
+      if (!failing_since) failing_since = Clock::now();
+      if (Clock::now() - *failing_since > patience) lost_ = why;
       if (error_ || !lost_.empty()) break;
     }
     if (!pause(kRetryTime)) return;

@@ -21,7 +21,8 @@ namespace mtrain::launch {
 class LauncherLink {
  public:
   static constexpr std::chrono::seconds kBeat{2};
-  // After this time without an answer the leader is gone, as a launcher is for the leader.
+  // After this time, in which nothing was answered, the leader is gone. It begins with the first
+  // attempt that fails: at once if nobody listens, 5 s later if the leader is stopped.
   static constexpr std::chrono::seconds kLeaderLease{10};
 
   struct Options {

@@ -50,6 +50,14 @@ int64_t number_at(const json& j, const char* key, int64_t least, int64_t most) {
   return n;
 }
 
+double seconds_at(const json& j, const char* key) {
+  const json& value = member_of(j, key);
+  constexpr double kMostSeconds = 86400;
+  if (!value.is_number() || !(value.get<double>() >= 0 && value.get<double>() <= kMostSeconds))
+    refuse_note(key);
+  return value.get<double>();
+}
+
 bool flag_at(const json& j, const char* key) {
   const json& value = member_of(j, key);
   if (!value.is_boolean()) refuse_note(key);
@@ -109,6 +117,8 @@ LauncherNews news_of(const json& j) {
                     .world = int(number_at(j, "world", 0, kMaxNumber)),
                     .signal = int(number_at(j, "signal", 0, 64)),
                     .code = int(number_at(j, "code", 0, 255)),
+                    .restarts = flag_at(j, "restarts"),
+                    .delay_s = seconds_at(j, "delay_s"),
                     .id = text_at(j, "id"),
                     .cause = cause_at(j),
                     .lines = {}};
@@ -139,6 +149,12 @@ LauncherNote note_of(const json& j) {
 }
 
 }  // namespace
+
+bool is_of_other(const LauncherNews& news, const std::string& id) {
+  using Kind = LauncherNews::Kind;
+  const bool of_one = news.kind == Kind::refuse || (news.kind == Kind::run && !news.id.empty());
+  return of_one && news.id != id;
+}
 
 std::string note_key(const LauncherNote& note) {
   return fmt::format("launcher/{}/{}", note.node, note.id);
@@ -171,6 +187,8 @@ std::string text_of(const LauncherNews& n) {
                     {"world", n.world},
                     {"signal", n.signal},
                     {"code", n.code},
+                    {"restarts", n.restarts},
+                    {"delay_s", n.delay_s},
                     {"id", n.id},
                     {"cause", json_of(n.cause)},
                     {"lines", n.lines}});

@@ -46,11 +46,11 @@ struct RoundMember {
 // News of the leader. All launchers print the lines.
 struct LauncherNews {
   enum class Kind {
-    run,     // begin the round
+    run,     // begin the round; with an `id`, this launcher alone
     end,     // end the ranks of the round
     kill,    // the same, at once
     signal,  // pass the signal on to the ranks
-    cause,   // the round has failed, with the agreed cause
+    cause,   // the round has failed, with the agreed cause; or lines to print
     over,    // the job has ended with this exit code
     refuse   // the launcher `id` cannot join
   };
@@ -59,10 +59,15 @@ struct LauncherNews {
   std::vector<RoundMember> members;  // of a round; empty: each host as its command line says
   int world = 0;                     // ranks of the round
   int signal = 0, code = 0;
+  bool restarts = false;  // after `cause`, all ranks begin again
+  double delay_s = 0;     // until then
   std::string id;
   std::optional<RoundCause> cause;
   std::vector<std::string> lines;
 };
+
+// Whether the launcher `id` has nothing to do: another one begins, or cannot join.
+bool is_of_other(const LauncherNews& news, const std::string& id);
 
 std::string note_key(const LauncherNote& note);
 // News have the numbers 1, 2, ... A launcher that joins begins with the number under kFirstNews.

@@ -56,8 +56,11 @@ void LeadingLauncher::run() {
 void LeadingLauncher::announce(const LauncherNews& news) {
   using Kind = LauncherNews::Kind;
   server_.set_launcher_value(news_key(++announced_), text_of(news));
-  // A launcher that joins begins with the round that runs, or waits for the next one.
-  if (news.kind == Kind::run || news.kind == Kind::over)
+  // A launcher that joins begins with the round that runs, or waits for the next one. Each
+  // launcher may have a `run` of its own.
+  const bool begins = news.kind == Kind::run && news.round > begun_;
+  if (begins) begun_ = news.round;
+  if (begins || news.kind == Kind::over)
     server_.set_launcher_value(kFirstNews, std::to_string(announced_));
   else if (news.kind == Kind::end || announced_ == 1)
     server_.set_launcher_value(kFirstNews, std::to_string(announced_ + 1));

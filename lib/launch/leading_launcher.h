@@ -26,7 +26,7 @@ class LeadingLauncher {
 
   RoundLeader leader_;
   store::StoreServer& server_;
-  int64_t announced_ = 0;
+  int64_t announced_ = 0, begun_ = -1;  // the last news; the last round with a `run`
   std::atomic<bool> ends_{false};
   std::thread thread_;  // the last member: it uses the others
 };

@@ -207,6 +207,13 @@ Hang RankPulses::describe() const {
   return hang;
 }
 
+std::optional<int64_t> RankPulses::new_spike() {
+  if (ranks_.empty()) return std::nullopt;
+  const int64_t step = ranks_.front().pulse->glance().spike_step;
+  if (step == std::exchange(spike_, step) || step == 0) return std::nullopt;
+  return step;
+}
+
 std::vector<int> RankPulses::stopped() const {
   std::vector<int> ranks;
   for (const Rank& r : ranks_) {

@@ -40,6 +40,10 @@ class RankPulses {
 
   static constexpr std::chrono::duration<double> kLongestStall = std::chrono::minutes(10);
 
+  // Returns the last step that was skipped as a spike since the last call, if there is one. All
+  // ranks of a job skip the same steps.
+  std::optional<int64_t> new_spike();
+
   std::vector<int> stopped() const;  // the ranks that a signal or a debugger has stopped
   PulseState state(int rank) const;
   int64_t last_step() const;  // the last step that a rank has done
@@ -63,6 +67,7 @@ class RankPulses {
 
   std::vector<Rank> ranks_;
   std::optional<Clock::time_point> last_;
+  int64_t spike_ = 0;  // the last step that new_spike() has returned
 };
 
 }  // namespace mtrain::launch

@@ -16,6 +16,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto kLongRound = 60s;  // after this time a start counts as successful
+constexpr int kUserMistake = 2;   // exit code
 
 // Process numbers and times differ between two failures that are alike.
 std::string without_digits(std::string text) {
@@ -55,13 +56,15 @@ std::vector<RoundMember> members_of_round(const std::vector<LauncherNote>& hosts
 
 std::vector<LauncherNews> RoundLeader::look(const std::map<std::string, SeenLauncher>& launchers,
                                             Clock::time_point now) {
-  update(launchers, now);
+  if (last_look_) time_ += std::min<Clock::duration>(now - *last_look_, kLongestGap);
+  last_look_ = now;
+  update(launchers, time_);
   refuse_doubles();
   pass_on_signals();
   switch (phase_) {
-    case Phase::gathering: gather(now); break;
-    case Phase::running: watch(now); break;
-    case Phase::ending: await_end(now); break;
+    case Phase::gathering: gather(time_); break;
+    case Phase::running: watch(time_); break;
+    case Phase::ending: await_end(time_); break;
     case Phase::over: break;
   }
   return std::exchange(news_, {});
@@ -81,23 +84,39 @@ void RoundLeader::update(const std::map<std::string, SeenLauncher>& launchers,
   }
 }
 
-// Refuses a launcher whose number another one has had before.
+void RoundLeader::refuse(Launcher& l, int code, const std::string& why, const char* hint) {
+  l.refused = true;
+  announce({.kind = LauncherNews::Kind::refuse,
+            .code = code,
+            .id = l.note.id,
+            .lines = {line_of(fmt::format("error: {} cannot join: {}\n  hint: {}",
+                                          host_text(l.note), why, hint))}});
+}
+
+// Refuses a launcher whose number another one has, in this round or earlier, and one whose number
+// is too large.
 void RoundLeader::refuse_doubles() {
-  for (auto& [key, l] : launchers_) {
+  const auto comes_before = [&](const auto& a, const auto& b) {
+    const bool place = has_place(a.second);
+    if (place != has_place(b.second)) return place;
+    return a.second.since != b.second.since ? a.second.since < b.second.since : a.first < b.first;
+  };
+  for (auto& entry : launchers_) {
+    Launcher& l = entry.second;
     if (l.refused || l.lost) continue;
+    if (!o_.elastic() && l.note.node >= o_.max_nodes) {
+      refuse(l, kUserMistake, fmt::format("the job has {} hosts", o_.max_nodes),
+             "start all hosts with the same --nnodes, and number them from 0");
+      continue;
+    }
     const bool second = std::ranges::any_of(launchers_, [&](const auto& other) {
       const Launcher& o = other.second;
-      return !o.refused && !o.lost && o.note.node == l.note.node &&
-             (o.since < l.since || (o.since == l.since && other.first < key));
+      return !o.refused && !o.lost && o.note.node == l.note.node && comes_before(other, entry);
     });
     // The earlier one may be dead, which takes kReconnect to notice.
-    if (!second || l.changed - l.since < kReconnect) continue;
-    l.refused = true;
-    announce({.kind = LauncherNews::Kind::refuse,
-              .id = l.note.id,
-              .lines = {line_of(fmt::format("error: another launcher has --node_rank={}: {} cannot "
-                                            "join\n  hint: start each host with its own number",
-                                            l.note.node, l.note.host))}});
+    if (second && l.changed - l.since >= kReconnect)
+      refuse(l, kUserMistake, fmt::format("another launcher has --node_rank={}", l.note.node),
+             "start each host with its own number");
   }
 }
 
@@ -118,11 +137,30 @@ void RoundLeader::pass_on_signals() {
 }
 
 bool RoundLeader::is_member(const Launcher& l) const {
-  // Without a list each host knows its own ranks, and any may belong to the round.
-  if (members_.empty()) return !l.refused && l.note.round == round_;
-  return std::ranges::any_of(members_, [&](const RoundMember& m) {
-    return m.ranks > 0 && m.node == l.note.node && m.id == l.note.id;
-  });
+  if (!o_.elastic()) return has_place(l);
+  return std::ranges::any_of(
+      members_, [&](const RoundMember& m) { return m.ranks > 0 && m.id == l.note.id; });
+}
+
+// Whether the launcher has ranks in this round, or is a spare.
+bool RoundLeader::has_place(const Launcher& l) const {
+  if (o_.elastic())
+    return std::ranges::any_of(members_, [&](const RoundMember& m) { return m.id == l.note.id; });
+  const auto found = admitted_.find(l.note.node);
+  return found != admitted_.end() && found->second == l.note.id;
+}
+
+// Hosts of a fixed number begin the round as they come. The first launcher of each number has its
+// place until the round ends.
+void RoundLeader::admit() {
+  std::vector<const Launcher*> waiting;
+  for (const auto& [key, l] : launchers_)
+    if (!l.lost && !l.refused && l.note.node < o_.max_nodes && !admitted_.contains(l.note.node))
+      waiting.push_back(&l);
+  std::ranges::stable_sort(waiting, {}, &Launcher::since);
+  for (const Launcher* l : waiting)
+    if (admitted_.emplace(l->note.node, l->note.id).second)
+      announce({.kind = LauncherNews::Kind::run, .round = round_, .id = l->note.id});
 }
 
 std::vector<LauncherNote> RoundLeader::alive() const {
@@ -181,7 +219,8 @@ void RoundLeader::begin_round(std::vector<RoundMember> members, Clock::time_poin
     (m.ranks > 0 ? nodes : spares).push_back(m.node);
   }
   for (const LauncherNote& h : alive()) all += h.ranks;
-  if (round_ == 0) counted_from_ = o_.newest_checkpoint();
+  began_with_ = o_.newest_checkpoint();
+  if (round_ == 0) counted_from_ = began_with_.value_or(-1);
   phase_ = Phase::running;
   round_began_ = now;
   failed_.clear();
@@ -189,13 +228,14 @@ void RoundLeader::begin_round(std::vector<RoundMember> members, Clock::time_poin
   joins_after_.reset();
   gathers_since_.reset();
   enough_since_.reset();
+  admitted_.clear();
+  if (!o_.elastic()) return admit();
   LauncherNews news{.kind = LauncherNews::Kind::run, .round = round_, .members = members_};
   news.world = world_;
-  if (!members_.empty())
-    news.lines = {line_of(
-        fmt::format("start {}: {} ranks on host{} {}, {}{}", round_, world_,
-                    nodes.size() > 1 ? "s" : "", fmt::join(nodes, ", "), o_.layout(world_),
-                    all > world_ ? fmt::format("; {} spare ranks wait", all - world_) : ""))};
+  news.lines = {
+      line_of(fmt::format("start {}: {} ranks on host{} {}, {}{}", round_, world_,
+                          nodes.size() > 1 ? "s" : "", fmt::join(nodes, ", "), o_.layout(world_),
+                          all > world_ ? fmt::format("; {} spare ranks wait", all - world_) : ""))};
   announce(std::move(news));
 }
 
@@ -211,6 +251,7 @@ void RoundLeader::record_failures() {
 }
 
 void RoundLeader::watch(Clock::time_point now) {
+  if (!o_.elastic()) admit();
   record_failures();
   if (!failed_.empty()) return end_round(LauncherNews::Kind::end, {}, now);
   int done = 0;
@@ -218,7 +259,7 @@ void RoundLeader::watch(Clock::time_point now) {
     done += is_member(l) && l.note.round == round_ && l.note.state == LauncherNote::State::ended &&
             l.note.well;
   const auto needed =
-      members_.empty()
+      !o_.elastic()
           ? o_.max_nodes
           : std::ranges::count_if(members_, [](const RoundMember& m) { return m.ranks > 0; });
   if (done >= needed) return give_up(0, {});
@@ -238,7 +279,8 @@ void RoundLeader::look_for_joiners() {
   if (!names.empty())
     for (const RoundMember& m : members_of_round(hosts, o_)) world += m.ranks;
   if (world <= world_) return joins_after_.reset();
-  const int64_t checkpoint = o_.newest_checkpoint();
+  const std::optional<int64_t> checkpoint = o_.newest_checkpoint();
+  if (!checkpoint) return;
   if (!joins_after_) {
     joins_after_ = checkpoint;
     announce({.kind = LauncherNews::Kind::cause,
@@ -246,13 +288,13 @@ void RoundLeader::look_for_joiners() {
               .lines = {line_of(
                   fmt::format("{} will join at the next checkpoint", fmt::join(names, ", ")))}});
   }
-  if (checkpoint <= *joins_after_) return;
+  if (*checkpoint <= *joins_after_) return;
   planned_ = true;
   announce({.kind = LauncherNews::Kind::cause,
             .round = round_,
             .lines = {line_of(fmt::format("{} join{} after the checkpoint of step {}",
                                           fmt::join(names, ", "), names.size() == 1 ? "s" : "",
-                                          checkpoint))}});
+                                          *checkpoint))}});
 }
 
 void RoundLeader::end_round(LauncherNews::Kind how, std::vector<std::string> lines,
@@ -275,9 +317,14 @@ void RoundLeader::await_end(Clock::time_point now) {
   if (!is_ready() && now - ends_since_ < kUntilEnded) return;
   if (!planned_) return decide(first_cause(), now);
   // A failure at the same time does not matter: all ranks begin again.
+  record_proven(now);
+  begin_again(0s, now);
+}
+
+void RoundLeader::begin_again(std::chrono::milliseconds delay, Clock::time_point now) {
+  not_before_ = now + delay;
   ++round_;
   phase_ = Phase::gathering;
-  not_before_ = now;
 }
 
 RoundCause RoundLeader::first_cause() const {
@@ -293,45 +340,98 @@ RoundCause RoundLeader::first_cause() const {
       cause.message =
           host_text(l.note) + " is gone: its launcher has ended, or its connection has broken";
       cause.text = line_of("error: " + cause.message);
+      for (const auto& [other, o] : launchers_)
+        if (o.note.round == round_ && o.note.cause)
+          cause.step = std::max(cause.step, o.note.cause->step);
     }
     if (!first || cause.weight < first->weight) first = std::move(cause);
   }
   return first.value_or(RoundCause());
 }
 
-void RoundLeader::decide(const RoundCause& cause, Clock::time_point now) {
-  LauncherNews news{.kind = LauncherNews::Kind::cause, .round = round_, .cause = cause};
-  if (!cause.text.empty()) news.lines = {cause.text};
-  announce(std::move(news));
-  // Input that worked at the first start is not a user's mistake at a later one.
-  const int code = cause.exit_code == 2 && round_ > 0 ? 1 : cause.exit_code;
-  last_code_ = code;
-  if (signal_ != 0) return give_up(killed_ || cause.interrupted ? 128 + signal_ : code, {});
-  if (code == 2) return give_up(code, {});
-  const int64_t checkpoint = o_.newest_checkpoint();
+// Records the hosts of a round that has trained: it was long, or has saved a checkpoint.
+void RoundLeader::record_proven(Clock::time_point now) {
+  const std::optional<int64_t> checkpoint = o_.newest_checkpoint();
+  const bool saved = checkpoint && began_with_ && *checkpoint > *began_with_;
+  if (!saved && now - round_began_ < kLongRound) return;
+  for (const RoundMember& m : members_)
+    if (m.ranks > 0) proven_.insert(m.id);
+}
+
+// Returns the hosts that have joined a job, are at fault, and are not needed. Before they joined
+// the same recipe and the same data have worked: a user's mistake is theirs, whoever reports it.
+std::vector<RoundLeader::Launcher*> RoundLeader::newcomers_at_fault(const RoundCause& cause) {
+  std::vector<Launcher*> found;
+  std::vector<LauncherNote> others;
+  bool any_proven = false;
+  for (auto& [key, l] : launchers_) {
+    if (l.lost || l.refused) continue;
+    const bool proven = proven_.contains(l.note.id);
+    any_proven = any_proven || proven;
+    const bool is_cause =
+        cause.rank && l.note.cause && l.note.round == round_ && l.note.cause->rank == cause.rank;
+    if (!proven && is_member(l) && (is_cause || cause.exit_code == kUserMistake))
+      found.push_back(&l);
+    else
+      others.push_back(l.note);
+  }
+  std::ranges::stable_sort(others, {}, &LauncherNote::node);
+  if (!o_.elastic() || !any_proven || signal_ != 0 || members_of_round(others, o_).empty())
+    found.clear();
+  return found;
+}
+
+// Returns why the ranks are not restarted, as a line or an empty text; nothing if they are.
+std::optional<std::string> RoundLeader::why_no_restart(const RoundCause& cause) {
+  if (signal_ != 0 || cause.exit_code == kUserMistake) return "";
+  // While the folder cannot be read, nothing is known about new checkpoints.
+  const int64_t checkpoint = o_.newest_checkpoint().value_or(counted_from_);
   if (checkpoint > counted_from_) restarts_ = 0;
   counted_from_ = checkpoint;
   if (restarts_ > 0 && before_ && are_alike(*before_, cause))
-    return give_up(
-        code,
-        {line_of(fmt::format("rank {} has failed twice in the same way at step {}: the ranks are "
-                             "not restarted",
-                             *cause.rank, cause.step))});
+    return line_of(fmt::format(
+        "rank {} has failed twice in the same way at step {}: the ranks are not restarted",
+        *cause.rank, cause.step));
   before_ = cause;
-  if (restarts_ >= o_.max_restarts) return give_up(code, {});
+  return restarts_ >= o_.max_restarts ? std::optional<std::string>("") : std::nullopt;
+}
+
+void RoundLeader::decide(RoundCause cause, Clock::time_point now) {
+  LauncherNews news{.kind = LauncherNews::Kind::cause, .round = round_};
+  if (!cause.text.empty()) news.lines = {cause.text};
+  record_proven(now);
+  const std::vector<Launcher*> newcomers = newcomers_at_fault(cause);
+  // Input that worked at the first start is not a user's mistake at a later one.
+  if (cause.exit_code == kUserMistake && round_ > 0) cause.exit_code = 1;
+  last_code_ = cause.exit_code;
+  news.cause = cause;
+  if (!newcomers.empty()) {
+    for (Launcher* l : newcomers) {
+      refuse(*l, 1, cause.message, "repair this host, and start its launcher again");
+      news.lines.push_back(
+          line_of(host_text(l->note) + " is refused: the job continues without it"));
+    }
+    news.restarts = true;
+    announce(std::move(news));
+    return begin_again(0s, now);
+  }
+  if (const auto why = why_no_restart(cause)) {
+    announce(std::move(news));
+    const bool ended = signal_ != 0 && (killed_ || cause.interrupted);
+    return give_up(ended ? 128 + signal_ : cause.exit_code,
+                   why->empty() ? std::vector<std::string>() : std::vector{*why});
+  }
   ++restarts_;
   failures_ = now - round_began_ >= kLongRound ? 1 : failures_ + 1;
   const auto delay = restart_delay(failures_);
-  const double seconds = std::chrono::duration<double>(delay).count();
-  announce({.kind = LauncherNews::Kind::cause,
-            .round = round_,
-            .lines = {line_of(
-                fmt::format("restarting all ranks ({} of {}{}) {}", restarts_, o_.max_restarts,
-                            o_.elastic() ? " without a new checkpoint" : "",
-                            seconds > 0 ? fmt::format("in {:.3g} s", seconds) : "now"))}});
-  not_before_ = now + delay;
-  ++round_;
-  phase_ = Phase::gathering;
+  news.restarts = true;
+  news.delay_s = std::chrono::duration<double>(delay).count();
+  news.lines.push_back(
+      line_of(fmt::format("restarting all ranks ({} of {}{}) {}", restarts_, o_.max_restarts,
+                          o_.elastic() ? " without a new checkpoint" : "",
+                          news.delay_s > 0 ? fmt::format("in {:.3g} s", news.delay_s) : "now")));
+  announce(std::move(news));
+  begin_again(delay, now);
 }
 
 void RoundLeader::give_up(int code, std::vector<std::string> lines) {

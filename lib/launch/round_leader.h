@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -27,8 +28,9 @@ struct LeaderOptions {
   std::function<int(int ranks)> largest_world;
   // Describes the layout of so many ranks, and the nearest numbers of ranks that can train.
   std::function<std::string(int world)> layout, nearest_worlds;
-  std::function<int64_t()> newest_checkpoint;  // its step; -1: there is none
-  std::chrono::milliseconds timeout{600000};   // how long a round waits for hosts
+  // Returns its step; -1: there is none. Returns nothing if the folder cannot be read now.
+  std::function<std::optional<int64_t>()> newest_checkpoint;
+  std::chrono::milliseconds timeout{600000};  // how long a round waits for hosts
 
   bool elastic() const { return min_nodes < max_nodes; }
 };
@@ -43,9 +45,12 @@ class RoundLeader {
   using Clock = std::chrono::steady_clock;
 
   // A launcher that has not changed its note for this long is gone; so is one without a connection
-  // for kReconnect.
+  // for kReconnect. A launcher notices a lost connection at its next beat, after up to 2 s.
   static constexpr std::chrono::seconds kLease{10};
-  static constexpr std::chrono::seconds kReconnect{2};
+  static constexpr std::chrono::seconds kReconnect{4};
+  // A longer time between two looks counts as this much: this launcher was stopped, or its disk was
+  // slow, and could not see the others.
+  static constexpr std::chrono::seconds kLongestGap{1};
   // How long a round waits for more hosts than its minimum.
   static constexpr std::chrono::seconds kLastCall{5};
   // How long hosts may take to end their ranks.
@@ -68,7 +73,9 @@ class RoundLeader {
   };
 
   void update(const std::map<std::string, SeenLauncher>& launchers, Clock::time_point now);
+  void refuse(Launcher& l, int code, const std::string& why, const char* hint);
   void refuse_doubles();
+  void admit();
   void pass_on_signals();
   void gather(Clock::time_point now);
   void watch(Clock::time_point now);
@@ -76,11 +83,16 @@ class RoundLeader {
   void await_end(Clock::time_point now);
   void begin_round(std::vector<RoundMember> members, Clock::time_point now);
   void end_round(LauncherNews::Kind how, std::vector<std::string> lines, Clock::time_point now);
-  void decide(const RoundCause& cause, Clock::time_point now);
+  void decide(RoundCause cause, Clock::time_point now);
+  std::optional<std::string> why_no_restart(const RoundCause& cause);
+  void begin_again(std::chrono::milliseconds delay, Clock::time_point now);
   void give_up(int code, std::vector<std::string> lines);
   void record_failures();
+  void record_proven(Clock::time_point now);
+  std::vector<Launcher*> newcomers_at_fault(const RoundCause& cause);
   RoundCause first_cause() const;
   bool is_member(const Launcher& l) const;
+  bool has_place(const Launcher& l) const;
   bool is_ready() const;
   std::vector<LauncherNote> alive() const;
   void announce(LauncherNews news);
@@ -90,15 +102,20 @@ class RoundLeader {
   std::vector<LauncherNews> news_;
   Phase phase_ = Phase::gathering;
   int64_t round_ = 0;
-  std::vector<RoundMember> members_;
+  std::vector<RoundMember> members_;     // of an elastic round
+  std::map<int, std::string> admitted_;  // to another round: the id of each node's launcher
   int world_ = 0;
   std::vector<std::string> failed_;  // keys of members, in the order of their failures
+  std::set<std::string> proven_;     // ids of hosts with which the job has trained
+  std::optional<Clock::time_point> last_look_;
+  Clock::time_point time_{};  // without the time in which this launcher was stopped
   Clock::time_point round_began_{}, ends_since_{}, not_before_{};
   std::optional<Clock::time_point> gathers_since_, enough_since_;
   bool told_to_wait_ = false;
   std::optional<int64_t> joins_after_;  // a host waits for a checkpoint that is newer
   bool planned_ = false;                // the round ends because a host joins
   int64_t counted_from_ = -1;           // the newest checkpoint at the last failure
+  std::optional<int64_t> began_with_;   // the newest checkpoint when the round began
   int restarts_ = 0, failures_ = 0, last_code_ = 0;
   std::optional<RoundCause> before_;  // the last failure
   int signal_ = 0;

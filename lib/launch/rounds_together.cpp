@@ -81,7 +81,7 @@ class RoundsTogether {
 
   int run() {
     const int code = follow_news();
-    if (code != 0 && code != kUserMistake && o_.unsaved)
+    if (code != 0 && code != kUserMistake && !refused_ && o_.unsaved)
       job_.console.say("mtrain-launch: " + o_.unsaved());
     if (leader_) leader_->await_others(link_->id());
     return code;
@@ -118,20 +118,26 @@ class RoundsTogether {
   std::optional<int> follow(const LauncherNews& news) {
     using Kind = LauncherNews::Kind;
     link_->drop_news();
-    if (news.kind == Kind::refuse && news.id != link_->id()) return std::nullopt;
+    if (is_of_other(news, link_->id())) return std::nullopt;
     for (const std::string& line : news.lines) job_.console.say(line);
-    if (news.kind == Kind::refuse) return kUserMistake;
-    if (news.kind == Kind::over) return news.code;
-    if (news.kind == Kind::cause && news.cause) {
-      const JobFailure failure = failure_of(*news.cause, job_.id);
-      if (o_.on_failure) o_.on_failure(failure);
-      for (JobObserver* observer : o_.observers) observer->failed(failure);
-    }
+    refused_ = news.kind == Kind::refuse;
+    if (refused_ || news.kind == Kind::over) return news.code;
+    if (news.kind == Kind::cause && news.cause) report(news);
     if (news.kind == Kind::signal && job_.ends.signal() == 0)
       job_.ends.add_of_other(news.signal, Clock::now());
     if (news.kind == Kind::run)
       if (const auto place = place_in(news, o_, link_->id())) run_round(*place, news.round);
     return std::nullopt;
+  }
+
+  void report(const LauncherNews& news) {
+    JobFailure failure = failure_of(*news.cause, job_.id);
+    failure.restarts = news.restarts;
+    if (o_.on_failure) o_.on_failure(failure);
+    for (JobObserver* observer : o_.observers) {
+      observer->failed(failure);
+      if (news.restarts) observer->restarting(int(news.round) + 1, news.delay_s);
+    }
   }
 
   void run_round(const RoundPlace& place, int64_t round) {
@@ -196,7 +202,7 @@ class RoundsTogether {
   std::unique_ptr<LeadingLauncher> leader_;
   std::unique_ptr<LauncherLink> link_;
   std::optional<RoundCause> last_;  // why this host's ranks have failed
-  bool ended_well_ = false;
+  bool ended_well_ = false, refused_ = false;
 };
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include "device/device.h"
 #include "model/head_norms.h"
+#include "model/lora_linear.h"
 #include "model/segment_norms.h"
 #include "ops/norm.h"
 #include "ops/rope.h"
@@ -49,10 +50,10 @@ class AttentionSegment : public Segment {
     const UnitId unit = unit_id(layer);
     const std::vector<spec::TensorSpec> tensors = spec::layer_tensors(model, layer);
     const std::shared_ptr<Quantizer> quantizer = impls.quantizer_of(layer);
-    qkv_ =
-        tensor_->column_linear(params, {unit, tensors, name_ + ".qkv", LayerGemm::qkv, quantizer});
-    proj_ =
-        tensor_->row_linear(params, {unit, tensors, name_ + ".proj", LayerGemm::proj, quantizer});
+    qkv_ = make_linear(params, {unit, tensors, name_ + ".qkv", LayerGemm::qkv, quantizer},
+                       LinearSide::column, model, tensor_);
+    proj_ = make_linear(params, {unit, tensors, name_ + ".proj", LayerGemm::proj, quantizer},
+                        LinearSide::row, model, tensor_);
     if (a.head_norm != spec::HeadNorm::none)
       head_norms_.emplace(params, unit, tensors, name_, model.norm, a.head_norm, tensor_, heads_);
     output_.emplace(params, unit, tensors, name_, model, tensor_, id_);

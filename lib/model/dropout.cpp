@@ -15,11 +15,9 @@ namespace {
 // Drops elements of x_TH, which begins at row `first_row` of this context-parallel rank's rows. An
 // element's random number depends on its index in the full sequences, and therefore not on the
 // layout.
-void drop_rows(const Step& step, const Tensor& x_TH, const SegmentId& segment, float p,
+void drop_rows(const Step& step, const Tensor& x_TH, uint64_t key, const Tensor& key_1, float p,
                int64_t first_row) {
   const SequenceInfo& seq = step.seq;
-  const uint64_t key = dropout_key(step.seed, segment, step.step, step.micro_batch);
-  const Tensor key_1 = step.graph_inputs ? step.graph_inputs->dropout_key(segment) : Tensor();
   const int64_t H = x_TH.dim(1), end_row = first_row + x_TH.dim(0);
   if (seq.runs.empty()) return ops::dropout(step.compute, x_TH, key, first_row * H, p, key_1);
   int64_t row = 0;
@@ -33,7 +31,20 @@ void drop_rows(const Step& step, const Tensor& x_TH, const SegmentId& segment, f
   }
   MT_CHECK(row >= end_row, "{} rows, but runs of {} positions", end_row, row);
 }
+void drop_rows(const Step& step, const Tensor& x_TH, const SegmentId& segment, float p,
+               int64_t first_row) {
+  const Tensor key_1 = step.graph_inputs ? step.graph_inputs->dropout_key(segment) : Tensor();
+  drop_rows(step, x_TH, dropout_key(step.seed, segment, step.step, step.micro_batch), key_1, p,
+            first_row);
+}
 }  // namespace
+
+void drop_adapter_input(const Step& step, const Tensor& x_TI, const std::string& linear, float p,
+                        int64_t first_row) {
+  const uint64_t key =
+      rng_key(step.seed, fmt::format("dropout/{}.lora/{}/{}", linear, step.step, step.micro_batch));
+  drop_rows(step, x_TI, key, {}, p, first_row);
+}
 
 void drop(Step& step, const Tensor& x_TH, const SegmentId& segment, float p, int64_t first_row) {
   if (step.training && p > 0) drop_rows(step, x_TH, segment, p, first_row);

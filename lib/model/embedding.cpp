@@ -91,6 +91,7 @@ Tensor Embedding::forward(Step& step, const Tensor& id_T) {
 }
 
 void Embedding::backward(Step& step, const Tensor& id_T, const Tensor& d_TH) {
+  if (table_->frozen) return;
   const Device::Scope scope(step.compute.device(), segment_name(kId));
   const Tensor d = drop_backward(step, d_TH, kId, dropout_, tensor_->first_row(step.seq.T()));
   const Tensor all_d = tensor_->gather(step, d);

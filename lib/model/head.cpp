@@ -112,6 +112,7 @@ void Head::loss(Step& step, const Hidden& h, const LossRequest& request) {
     if (!step.training) continue;
     ops::matmul_into(stream, "matmul_output_dgrad", logits, output_->value, {},
                      a.dy_TH.rows(first, end));
+    if (output_->frozen) continue;
     WgradQueue::Entry entry;
     entry.run = [this, &stream, y, logits] {
       ops::matmul_into(stream, "matmul_output_wgrad", logits, y, {.a = true}, output_->grad,

@@ -83,9 +83,9 @@ void HeadNorms::backward(Step& step, const Tensor& raw_TN, const Statistics& sta
     tensor_->sum(sum_2T);
   }
   ops::head_norm_backward(stream, weights(*q_norm_), raw_TN, statistics.rstd_q, dqkv_TN, q_,
-                          q_norm_->grad, shared(sum_2T, 0, q_));
+                          vector_grad(stream, *q_norm_), shared(sum_2T, 0, q_));
   ops::head_norm_backward(stream, weights(*k_norm_), raw_TN, statistics.rstd_k, dqkv_TN, k_,
-                          k_norm_->grad, shared(sum_2T, 1, k_));
+                          vector_grad(stream, *k_norm_), shared(sum_2T, 1, k_));
   step.wgrad.ready(*q_norm_);
   step.wgrad.ready(*k_norm_);
 }

@@ -60,6 +60,10 @@ LinearSpec::LinearSpec(UnitId u, const std::vector<spec::TensorSpec>& tensors,
       gemm(g),
       quantizer(std::move(q)) {
   if (const spec::TensorSpec* b = find_tensor(tensors, name + ".bias")) bias = *b;
+  using spec::Rows;
+  for (const Rows rows : {Rows::all, Rows::query, Rows::key, Rows::value, Rows::gate, Rows::up})
+    if (const spec::TensorSpec* a = find_tensor(tensors, name + adapter_prefix(rows) + ".a"))
+      adapters.push_back({*a, tensor_of(tensors, name + adapter_prefix(rows) + ".b"), rows});
 }
 
 LinearGemms::LinearGemms(ParamStore& params, const LinearSpec& s, const ShardSpec& weight,

@@ -87,6 +87,12 @@ class Linear {
   }
 };
 
+// The A and B of an adapter, and the section of the linear's rows that it belongs to.
+struct AdapterSpec {
+  spec::TensorSpec a, b;
+  spec::Rows rows;
+};
+
 struct LinearSpec {
   // `tensors` lists the linear's parameters, `name`.weight (O, I) and optionally `name`.bias (O).
   LinearSpec(UnitId unit, const std::vector<spec::TensorSpec>& tensors, const std::string& name,
@@ -96,6 +102,7 @@ struct LinearSpec {
   std::string name;
   spec::TensorSpec weight;
   std::optional<spec::TensorSpec> bias;
+  std::vector<AdapterSpec> adapters;
   LayerGemm gemm;  // which of a layer's linears it is; names its GEMMs in profiles and traces
   std::shared_ptr<Quantizer> quantizer;  // not null: its GEMMs are quantized
 };

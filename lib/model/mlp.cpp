@@ -4,6 +4,7 @@
 
 #include "device/device.h"
 #include "model/gate_function.h"
+#include "model/lora_linear.h"
 #include "model/segment_norms.h"
 #include "ops/activation.h"
 #include "ops/norm.h"
@@ -38,9 +39,10 @@ class MlpSegment : public Segment {
     const std::vector<spec::TensorSpec> tensors = spec::layer_tensors(model, layer);
     const std::shared_ptr<Quantizer> quantizer = impls.quantizer_of(layer);
     const std::string up = name_ + (mlp.gated() ? ".gate_up" : ".up");
-    up_ = tensor_->column_linear(params, {unit, tensors, up, LayerGemm::fc1, quantizer});
-    down_ =
-        tensor_->row_linear(params, {unit, tensors, name_ + ".down", LayerGemm::fc2, quantizer});
+    up_ = make_linear(params, {unit, tensors, up, LayerGemm::fc1, quantizer}, LinearSide::column,
+                      model, tensor_);
+    down_ = make_linear(params, {unit, tensors, name_ + ".down", LayerGemm::fc2, quantizer},
+                        LinearSide::row, model, tensor_);
     output_.emplace(params, unit, tensors, name_, model, tensor_, id_);
     unit_ = params.unit(unit);
   }

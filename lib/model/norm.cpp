@@ -29,9 +29,9 @@ ops::NormResult Norm::forward(Step& step, const Hidden& h, const ops::Destinatio
 
 ops::Written Norm::backward(Step& step, const ops::NormResult& forward, const Tensor& dy_TH,
                             const Tensor& dresidual_TH, const ops::Destination& to) const {
-  ops::Written dx =
-      ops::norm_backward(step.compute, weights(step.compute, dy_TH.dtype()), forward, dy_TH,
-                         dresidual_TH, weight_->grad, bias_ ? bias_->grad : Tensor(), to);
+  ops::Written dx = ops::norm_backward(step.compute, weights(step.compute, dy_TH.dtype()), forward,
+                                       dy_TH, dresidual_TH, vector_grad(step.compute, *weight_),
+                                       bias_ ? vector_grad(step.compute, *bias_) : Tensor(), to);
   step.wgrad.ready(*weight_);
   if (bias_) step.wgrad.ready(*bias_);
   return dx;

@@ -30,6 +30,9 @@ struct LinearOperand {
   ops::Scale scale = {};          // absent until a GEMM needs it; then all GEMMs take the same
   ops::Operand transposed = {};   // the form that wgrad() reads, if it exists already
   ops::Destination rewrite = {};  // for the kernel that computes `value` again, if it was dropped
+  // What the linear's adapters keep for wgrad(): their inner products (T, dim), or the gradients of
+  // these.
+  std::vector<Tensor> inner = {};
 
   LinearOperand() = default;
   LinearOperand(ops::Written x) : value(std::move(x)) {}

@@ -3,6 +3,7 @@
 #pragma once
 #include <any>
 #include <deque>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -123,6 +124,11 @@ struct Step {
 // Returns the key of the random numbers that decide which elements a segment drops in a
 // micro-batch.
 uint64_t dropout_key(uint64_t seed, const SegmentId& segment, int64_t step, int64_t micro_batch);
+
+// Drops elements of an adapter's (T, I) input in place, by the key of the adapter's linear, in the
+// same way as drop() below.
+void drop_adapter_input(const Step& step, const Tensor& x_TI, const std::string& linear, float p,
+                        int64_t first_row);
 
 // Drops elements of a segment's (T, H) activation in place. Does nothing if p = 0 or outside
 // training. Which elements are dropped depends only on (seed, segment, step, micro-batch, element),

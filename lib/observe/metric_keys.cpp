@@ -32,7 +32,7 @@ constexpr MetricKey kKeys[] = {
      "training loss: mean over the labels of the global batch, without the losses of routers"},
     {"lr", Record::step, "", "learning rate of this step"},
     {"grad_norm", Record::step, "", "norm of the gradient of all weights, before clipping"},
-    {"tokens", Record::step, "tokens", "tokens since step 1, masked ones included"},
+    {"tokens", Record::step, "tokens", "tokens since step 1, masked ones included; null in rows"},
     {"total_steps", Record::step, "steps", "number of steps of the run (`train.steps`)"},
     {"step_ms", Record::step, "ms", "how long the step took, without evaluations and saves"},
     {"step_ms.max", Record::step, "ms", "the same on the rank where it took longest", kRanks},

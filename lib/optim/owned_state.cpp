@@ -38,7 +38,8 @@ std::vector<Segment> segments_of(
 }
 
 OwnedState::OwnedState(Stream& stream, model::ParamStore& params, DType dtype, Has has)
-    : dtype_(dtype), has_(std::move(has)) {
+    : dtype_(dtype),
+      has_([has = std::move(has)](const model::ParamSpec& p) { return !p.frozen && has(p); }) {
   for (const model::ParamUnit* unit : params.units()) {
     Unit& u = units_[unit];
     int64_t count = 0;

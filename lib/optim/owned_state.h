@@ -27,8 +27,8 @@ std::vector<Segment> segments_of(
 class OwnedState {
  public:
   using Has = std::function<bool(const model::ParamSpec&)>;
-  // Allocates zeros, fp32 or bf16, for the parameters that `has` accepts. The parameters must be
-  // materialized.
+  // Allocates zeros, fp32 or bf16, for the parameters that `has` accepts and that are not frozen.
+  // The parameters must be materialized.
   OwnedState(Stream& stream, model::ParamStore& params, DType dtype, Has has);
 
   DType dtype() const { return dtype_; }

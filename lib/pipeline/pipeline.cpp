@@ -79,7 +79,7 @@ void Pipeline::finish_grads(model::ParamStore& params) const {
   // edge: the gradients' sums over samples -> their sum over the two ranks
   links_.stream->wait(links_.compute->record());
   for (const model::OwnedRange& range : unit->owned)
-    links_.table.all_reduce(range.grad, comm::Reduce::sum, *links_.stream);
+    if (range.grad) links_.table.all_reduce(range.grad, comm::Reduce::sum, *links_.stream);
   links_.compute->wait(links_.stream->record());
 }
 

@@ -30,8 +30,14 @@ Count muon_elements(const RunPlan& plan) {
   return elements;
 }
 
-// Returns the bytes of all weights: master weights, or else those that the model computes with.
+// Returns the bytes of all saved weights: master weights, or else those that the model computes
+// with.
 Count weight_bytes(const RunPlan& plan) {
+  if (plan.model.lora) {
+    const Count frozen = plan.parameters.total() - plan.parameters.adapters;
+    return 4 * plan.parameters.adapters +
+           (saves_adapters_alone(plan) ? 0 : Count(dtype_size(plan.compute_dtype)) * frozen);
+  }
   if (plan.optimizer.master_weights || plan.compute_dtype == DType::f32)
     return 4 * plan.parameters.total();
   const Count narrow = Count(dtype_size(plan.compute_dtype)),
@@ -62,10 +68,15 @@ SaveHardware save_hardware(const recipe::HardwareConfig& h) {
   return out;
 }
 
+bool saves_adapters_alone(const RunPlan& plan) {
+  return plan.model.lora && !plan.folders.weights_from.empty();
+}
+
 CheckpointCost checkpoint_cost(const RunPlan& plan, const SaveHardware& hardware) {
   const Count all = plan.parameters.total(), muon = muon_elements(plan);
   const double moments = plan.optimizer.moments == DType::bf16 ? 4 : 8;
-  CheckpointCost cost{.bytes = weight_bytes(plan) + 4 * muon + moments * (all - muon),
+  CheckpointCost cost{.bytes = weight_bytes(plan) + 4 * muon +
+                               moments * (plan.model.lora ? plan.parameters.adapters : all - muon),
                       .staged = {},
                       .ranks_per_node = std::min(plan.layout.world, hardware.gpus_per_node),
                       .seconds = {},

@@ -21,6 +21,10 @@ struct SaveHardware {
 };
 SaveHardware save_hardware(const recipe::HardwareConfig& hardware);
 
+// Whether checkpoints have the adapters alone: the frozen weights are those of the base model, from
+// which the run began.
+bool saves_adapters_alone(const RunPlan& plan);
+
 struct CheckpointCost {
   Count bytes = 0;   // of weights and optimizer state
   Count staged = 0;  // of a copy of what the fullest rank writes, in host memory

@@ -44,13 +44,14 @@ std::optional<Obstacle> obstacle(const Recipe& r, const Layout& l) {
       {l.ep > 1 && !r.model.moe.pad_expert_input_to_capacity,
        "the host waits for the numbers of rows that ep ranks send to each other's experts"},
       {l.ep > 1, "ep ranks communicate within a micro-batch"},
-      {r.packed_sequence.packed_sequence_size > 0,
-       "packed documents end at different positions in each micro-batch", Off::contradicts},
+      {by_document(r), "packed documents end at different positions in each micro-batch",
+       Off::contradicts},
       {shared && shard_level(r) >= ShardLevel::gradients && !deferred_fsdp2(r),
        "gradients are sharded, and each micro-batch reduces them; fsdp2 with defer_fsdp_grad_sync "
        "reduces them in the last one only"},
       {shared && deferred_fsdp2(r) && !asked,
        "micro-batches gather sharded parameters, which only true records"},
+      {r.peft.on(), "adapters (peft.dim) are not recorded yet", Off::contradicts},
       {r.debug.trace.has_value(), "debug.trace shows every launch", Off::contradicts},
       {!fault_options(r).empty(), "debug.fault looks for a launch by its name", Off::contradicts},
   });

@@ -71,6 +71,12 @@ void choose_gpu(const Machine& machine, Recipe& r, Diagnostics& diagnostics) {
   if (r.train.device != recipe::DeviceChoice::cuda || r.given("hardware.gpu")) return;
   // A plan for other machines uses hardware.gpu as it is, with its usual memory.
   if (machine.dry_run && machine.gpus == 0) r.origins["hardware.gpu"] = recipe::Origin::derived;
+  // AutoModel's recipes do not name the GPU that they are for.
+  if (machine.dry_run && machine.gpus == 0 && r.automodel &&
+      r.mixed_precision.fp8_recipe == recipe::Fp8Recipe::mxfp8) {
+    r.hardware.gpu = Gpu::b200;
+    return diagnostics.resolved("hardware.gpu", "b200, which computes in mxfp8");
+  }
   if (machine.gpu_name.empty()) return;
   const std::string name = to_lower(machine.gpu_name);
   // A part of a GPU (MIG) has the name of the full GPU, which does not give the part's memory.

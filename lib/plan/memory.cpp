@@ -33,6 +33,18 @@ RankLayers layers_of_rank(const RunPlan& plan, const std::vector<int64_t>& stage
   return rank;
 }
 
+Count adapters_of_rank(const RunPlan& plan, const std::vector<int64_t>& stages) {
+  const Layout& l = plan.layout;
+  Count all = 0;
+  int64_t first = 0;
+  for (int64_t s = 0; plan.model.lora && s < int64_t(l.layers_of_stage.size()); ++s) {
+    const int64_t end = first + l.layers_of_stage[size_t(s)];
+    for (; first < end; ++first)
+      if (std::ranges::count(stages, s)) all += adapter_parameters(plan.model, first, l.tp);
+  }
+  return all;
+}
+
 // In this class T_ counts the tokens of a micro-batch on this rank, and e_ the bytes of an element
 // of the compute type. head_e_ counts those of an element of the output layer: of its weight, its
 // inputs and the logits.
@@ -56,31 +68,35 @@ class Estimator {
         T_(Count(l_.micro_batch) * Count(plan.sample_length) / Count(l_.cp)),
         rows_(expert_rows_per_token(plan) * load),
         layers_(layers_of_rank(plan, stages_)),
-        layer_(plan, layers_, rows_) {}
+        layer_(plan, layers_, rows_),
+        adapters_(adapters_of_rank(plan, stages_)) {}
 
   MemoryEstimate estimate() const {
     MemoryEstimate out;
     const Count of_experts = Count(layers_.moe) * experts_here();
-    const Spread dense{dense_parameters(),
-                       moments(layer_parameters()) + table_parameters() * moment_bytes(),
+    const bool frozen = plan_.model.lora.has_value();
+    const Spread dense{dense_parameters() + adapters_, frozen ? adapters_ : dense_parameters(),
+                       frozen ? adapters_ * moment_bytes()
+                              : moments(layer_parameters()) + table_parameters() * moment_bytes(),
                        data_ranks(l_.dp_shard * l_.cp), layers_.float8_share() * linear_weights()},
-        experts{of_experts, moments(of_experts), data_ranks(expert_shards()),
-                layers_.float8_moe_share() * of_experts};
+        experts{of_experts, frozen ? 0 : of_experts, frozen ? 0 : moments(of_experts),
+                data_ranks(expert_shards()), layers_.float8_moe_share() * of_experts};
     out.parameters = dense.parameters + experts.parameters;
     // A head in fp32 has wider values, which need no master weights.
     const Count wider = head_parameters() * (head_e_ - e_),
-                no_masters =
-                    head_e_ > e_ && plan_.optimizer.master_weights ? 4 * head_parameters() : 0;
+                no_masters = head_e_ > e_ && plan_.optimizer.master_weights && !frozen
+                                 ? 4 * head_parameters()
+                                 : 0;
     out.params += wider / (dp_.shards == ShardLevel::parameters ? dense.ranks : 1);
     out.optimizer -= no_masters / (dp_.shards >= ShardLevel::optimizer ? dense.ranks : 1);
     for (const Spread& s : {dense, experts}) {
       const Count master = e_ == 4 || !plan_.optimizer.master_weights ? 0 : 4;
       const bool own_only = s.ranks > 1 && dp_.shards >= ShardLevel::gradients;
       out.params += values(s);
-      out.grads += s.parameters * 4 / (own_only ? s.ranks : 1);
-      if (own_only && defers_reduction()) out.grads += s.parameters * 4;
+      out.grads += s.trained * 4 / (own_only ? s.ranks : 1);
+      if (own_only && defers_reduction()) out.grads += s.trained * 4;
       out.optimizer +=
-          (s.parameters * master + s.moments) / (dp_.shards >= ShardLevel::optimizer ? s.ranks : 1);
+          (s.trained * master + s.moments) / (dp_.shards >= ShardLevel::optimizer ? s.ranks : 1);
     }
     out.grads += passing_gradients();
     // The head's logits are freed before the layers run backward.
@@ -104,6 +120,7 @@ class Estimator {
  private:
   struct Spread {
     Count parameters;  // elements of this rank before they are sharded
+    Count trained;     // those of them that are not frozen
     Count moments;     // bytes of their optimizer state, without master weights
     Count ranks;       // the ranks over which they are sharded
     Count quantized;   // elements of weights that GEMMs read in 8 bits
@@ -204,7 +221,8 @@ class Estimator {
   // Bytes per token that all layers of the rank keep, for all micro-batches in flight.
   Count kept_per_token() const {
     Count all = Count(layers_.dense) * layer_.kept_per_token(false) +
-                Count(layers_.moe) * (layers_.moe ? layer_.kept_per_token(true) : 0);
+                Count(layers_.moe) * (layers_.moe ? layer_.kept_per_token(true) : 0) +
+                inner_per_token();
     if (recomputes_layers()) {
       const int64_t chunks = int64_t(stages_.size());
       const int64_t recomputed = std::min(layers_.all(), plan_.recompute.layers * chunks);
@@ -228,6 +246,15 @@ class Estimator {
                                {.wgrad_inputs = wgrad_inputs / all,
                                 .pair = std::max(pair_per_token(layer), last) / chunk,
                                 .unsent = unsent_per_token(delayed) / chunk});
+  }
+
+  // Bytes per token of the inner products of the adapters, in all layers of the rank.
+  Count inner_per_token() const {
+    if (!plan_.model.lora) return 0;
+    Count adapters = 0;
+    for (const auto& layer : plan_.model.lora->layers) adapters += Count(layer.size());
+    return adapters * Count(layers_.all()) / Count(plan_.model.layer_count()) *
+           Count(plan_.model.lora->dim) * e_;
   }
 
   // Bytes per token that a pair of passes keeps beyond those of one pass; `layer` is the mean of a
@@ -312,6 +339,10 @@ class Estimator {
     if (dp_.shards < ShardLevel::gradients || !l_.shares_gradients() || defers_reduction())
       return 0;
     const int64_t at_once = dp_.overlap_grad_reduce ? 2 : 1;
+    if (plan_.model.lora)
+      return layers_.all() == 0
+                 ? 0
+                 : 4 * adapters_ * Count(std::min(at_once, layers_.all())) / Count(layers_.all());
     return 4 * full_units(at_once, at_once);
   }
   // The largest number of a layer's parameters that are reduced at once. Neighbouring parameters
@@ -337,6 +368,7 @@ class Estimator {
   }
   Count reduction_buffers() const {
     if (!l_.shares_gradients()) return 0;
+    if (plan_.model.lora) return 0;  // too few to count
     const Count dense = std::max({size_.token_table, size_.output, largest_piece()}) / tp_;
     const Count experts = layers_.moe && l_.ep_shard > 1 ? largest_expert_piece() : 0;
     return std::max(reduction_buffers(dense, l_.dp_shard * l_.cp),
@@ -452,7 +484,7 @@ class Estimator {
   // chunk of these heads at a time.
   AttentionWork attention_work(int64_t ranks, int64_t chunks) const {
     const int64_t rows = int64_t(T_) * ranks;
-    const bool packed = plan_.dataset.packed_size > 0;
+    const bool packed = plan_.dataset.by_document();
     // cuDNN supports neither fp32 nor capped scores of packed documents.
     const bool cudnn =
         !plan_.device.own_attention && e_ == 2 && !(packed && attention_.score_cap > 0);
@@ -493,6 +525,7 @@ class Estimator {
   const Count rows_;  // rows of this rank's experts, per token of this rank
   const RankLayers layers_;
   const LayerActivations layer_;
+  const Count adapters_;  // parameters of the adapters of the rank's layers
 };
 
 }  // namespace

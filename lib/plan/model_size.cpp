@@ -8,7 +8,7 @@ namespace mtrain::plan {
 
 Count ModelParameters::total() const {
   return Count(dense_layers) * dense.total() + Count(moe_layers) * moe.total() + token_table +
-         output + position_table + final_norm;
+         output + position_table + final_norm + adapters;
 }
 
 Count ModelParameters::active() const {
@@ -44,13 +44,23 @@ void add(const spec::TensorSpec& t, LayerParameters& p) {
 LayerParameters layer_parameters(const spec::ModelSpec& m, int64_t layer) {
   LayerParameters p;
   for (const spec::TensorSpec& t : spec::layer_tensors(m, layer))
-    if (t.role != TensorRole::state) add(t, p);
+    if (t.role != TensorRole::state && !t.adapter) add(t, p);
   const spec::Experts* experts = m.layer(layer).experts();
   p.active = p.split + p.replicated + (experts ? Count(experts->per_token) * p.expert : 0);
   return p;
 }
 
 }  // namespace
+
+Count adapter_parameters(const spec::ModelSpec& m, int64_t layer, int64_t tp) {
+  Count all = 0;
+  if (!m.lora) return all;
+  for (const spec::TensorSpec& t : spec::layer_tensors(m, layer)) {
+    const bool divided = t.split.dim != spec::TensorSplit::Dim::none;
+    if (t.adapter) all += count(t.full_shape) / (divided ? Count(tp) : 1);
+  }
+  return all;
+}
 
 ModelParameters count_parameters(const spec::ModelSpec& m, int64_t vocab) {
   ModelParameters p;
@@ -59,6 +69,8 @@ ModelParameters count_parameters(const spec::ModelSpec& m, int64_t vocab) {
     int64_t& layers = moe ? p.moe_layers : p.dense_layers;
     if (layers++ == 0) (moe ? p.moe : p.dense) = layer_parameters(m, i);
   }
+  if (m.lora)
+    for (int64_t i = 0; i < m.layer_count(); ++i) p.adapters += adapter_parameters(m, i, 1);
   for (const spec::TensorSpec& t : spec::embedding_tensors(m))
     if (t.split.padded)
       p.token_table = Count(vocab) * Count(m.hidden);
@@ -74,7 +86,9 @@ ModelParameters count_parameters(const spec::ModelSpec& m, int64_t vocab) {
 
 TokenCost token_cost(const spec::ModelSpec& m) {
   const ModelParameters p = count_parameters(m, m.vocab);
-  TokenCost cost{.matmul_flops = 6.0 * (p.active() - p.looked_up())};
+  // A frozen weight needs no gradient, which is a third of the work.
+  const double per_weight = m.lora ? 4 : 6;
+  TokenCost cost{.matmul_flops = per_weight * (p.active() - p.looked_up()) + 6.0 * p.adapters};
   for (const spec::LayerSpec& layer : m.layers) {
     const auto& a = layer.grouped();
     (a.window > 0 ? cost.window_flops_per_position : cost.attention_flops_per_position) +=

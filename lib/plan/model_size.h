@@ -38,6 +38,7 @@ struct ModelParameters {
   Count output = 0;          // vocabulary x H; 0 if the output layer shares the token table
   Count position_table = 0;  // learned positions
   Count final_norm = 0;
+  Count adapters = 0;  // of all layers; the rest is then frozen
 
   Count total() const;
   Count active() const;  // used by one token
@@ -45,10 +46,14 @@ struct ModelParameters {
   Count looked_up() const { return position_table + (output > 0 ? token_table : 0); }
 };
 
+// Returns the parameters of a layer's adapters on one of `tp` ranks.
+Count adapter_parameters(const spec::ModelSpec& model, int64_t layer, int64_t tp);
+
 // `vocab` is the vocabulary to count: the true one, or the padded one for memory.
 ModelParameters count_parameters(const spec::ModelSpec& model, int64_t vocab);
 
-// Model FLOPs of forward and backward per token: 6 per active matmul parameter plus attention,
+// Model FLOPs of forward and backward per token: 6 per active matmul parameter (4 if it is frozen)
+// plus attention,
 // counted in full. This is PaLM's convention (Chowdhery et al. 2022, appendix B), which does not
 // halve causal attention, so figures compare with other trainers'. A layer with a window counts
 // only the positions of the window.

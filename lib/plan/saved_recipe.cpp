@@ -2,6 +2,7 @@
 
 #include <optional>
 #include <set>
+#include <utility>
 
 #include <fmt/core.h>
 
@@ -9,6 +10,7 @@
 #include "base/file.h"
 #include "plan/load_recipe.h"
 #include "plan/options/recipe_options.h"
+#include "recipe/adapters.h"
 #include "recipe/model_spec.h"
 #include "recipe/schema/schema.h"
 
@@ -75,7 +77,8 @@ bool must_agree(const std::string& path) {
         "model.moe.aux_loss_coeff", "model.moe.z_loss_coeff", "model.moe.router_bias_update_rate",
         "model.moe.router_bias"})
     if (path == free) return false;
-  return path.starts_with("model.") || single.count(path);
+  return path.starts_with("model.") || (path.starts_with("peft.") && path != "peft.dropout") ||
+         single.count(path);
 }
 
 // Whether this setting makes the run keep state in its checkpoints: biases of routers, the loads of
@@ -131,9 +134,11 @@ std::string SavedRecipe::read() const { return text.empty() ? read_file(file) : 
 
 SavedRun read_saved_run(const recipe::ModelSource& models, const SavedRecipe& recipe) {
   const Recipe r = load_saved(models, recipe);
+  spec::ModelSpec model = recipe::model_spec(r.model, 0, sample_length(r));
+  model.lora = recipe::adapters_of(r.peft, model);
   return {.folders = folder_options(r),
           .tokenizer = tokenizer_options(r),
-          .model = recipe::model_spec(r.model, 0, sample_length(r)),
+          .model = std::move(model),
           .sample_length = sample_length(r),
           .global_batch_size = r.train.global_batch_size,
           .validation_steps =

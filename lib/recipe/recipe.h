@@ -21,6 +21,7 @@
 #include "recipe/schema/mixed_precision.h"
 #include "recipe/schema/model.h"
 #include "recipe/schema/optimizer.h"
+#include "recipe/schema/peft.h"
 #include "recipe/schema/recompute.h"
 #include "recipe/schema/tokenizer.h"
 #include "recipe/schema/train.h"
@@ -39,6 +40,7 @@ struct Recipe {
   TrainConfig train;
   ValidationConfig validation;
   MixedPrecisionConfig mixed_precision;
+  PeftConfig peft;
   OptimizerConfig optimizer;
   LrSchedulerConfig lr_scheduler;
   RecomputeConfig recompute;
@@ -72,6 +74,8 @@ struct Recipe {
   bool given_section(std::string_view path) const;  // the section itself, or any field below it
   // Whether the recipe is one of AutoModel, whose defaults then hold.
   bool automodel = false;
+  // The tokens of dataset.train_samples and validation_samples, once a run has made them.
+  std::vector<std::string> train_tokens, validation_tokens;
   // The samples of train.epochs, once resolve_epochs() has counted them.
   int64_t epoch_samples = 0;
   // False if train.epochs is given, and resolve_epochs() has not yet converted it to steps.
@@ -85,6 +89,7 @@ struct Recipe {
       Field{"train", &Recipe::train, "length, batches, folders"},
       Field{"validation", &Recipe::validation, "loss on held-out text"},
       Field{"mixed_precision", &Recipe::mixed_precision, "element types", {.shorthand = "name"}},
+      Field{"peft", &Recipe::peft, "adapters (LoRA) trained instead of all weights"},
       Field{"optimizer", &Recipe::optimizer, "weight updates"},
       Field{"lr_scheduler", &Recipe::lr_scheduler, "learning rate over the steps"},
       Field{"recompute",
@@ -126,6 +131,11 @@ std::optional<Recipe> read_recipe_text(const ModelSource& models, const std::str
 // the number of samples in an epoch of dataset.train. Steps are rounded up: the last one takes its
 // missing samples from the next epoch.
 void resolve_epochs(Recipe& recipe, int64_t samples, Diagnostics& diagnostics);
+
+// Returns what a training sample is.
+DataForm data_form(const Recipe& recipe);
+// Returns whether documents are sequences of their own in a micro-batch: in packs and in rows.
+bool by_document(const Recipe& recipe);
 
 // Returns YAML that loads to the same recipe. It has train.steps instead of train.epochs once the
 // steps are known. With `origins`, each line names the origin of its value.

@@ -26,15 +26,21 @@ std::string need_of(const HostNeed& h) {
 
 }  // namespace
 
+std::string form_text(int64_t ranks) {
+  return fmt::format(", and the Hugging Face form of a checkpoint another {} while it is written",
+                     human_bytes(double(ranks * interchange::kConsolidatedMemory)));
+}
+
 AsyncChoice choose_async(plan::CheckpointOptions::Async asked, const std::vector<HostNeed>& hosts) {
   using Async = plan::CheckpointOptions::Async;
   if (asked == Async::off) return {false, "training waits (checkpoint.async: false)"};
   const auto scarce = std::ranges::find_if(hosts, [](const HostNeed& h) { return !h.suffices(); });
   if (scarce == hosts.end()) {
     const auto most = std::ranges::max_element(hosts, {}, &HostNeed::needs);
-    return {true, fmt::format("training continues; a copy takes {} of host memory{}",
+    return {true, fmt::format("training continues; a copy takes {} of host memory{}{}",
                               human_bytes(double(most->needs)),
-                              most->ranks == 1 ? "" : fmt::format(" for {} ranks", most->ranks))};
+                              most->ranks == 1 ? "" : fmt::format(" for {} ranks", most->ranks),
+                              most->writes_form ? form_text(most->ranks) : "")};
   }
   if (asked == Async::on)
     throw UserError(fmt::format("checkpoint.async: {}", need_of(*scarce)),

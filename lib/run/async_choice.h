@@ -34,6 +34,9 @@ struct HostNeed {
     return available < 0 || double(needs + comes) <= 0.9 * double(available);
   }
 };
+// Describes the memory in which the ranks of a host write the Hugging Face form of a checkpoint.
+std::string form_text(int64_t ranks);
+
 // Decides by the hosts of a job.
 AsyncChoice choose_async(plan::CheckpointOptions::Async asked, const std::vector<HostNeed>& hosts);
 

@@ -117,8 +117,8 @@ void chat(const ChatJob& job, generate::GenerateOptions options, const ChatPartn
   if (job.generate.job.size > 1)
     throw UserError(fmt::format("a chat runs on one rank, not on {}", job.generate.job.size),
                     "start it without a launcher");
-  const StoredModel stored =
-      open_model(job.generate.model, job.generate.machine, job.generate.tokenizer);
+  const StoredModel stored = open_model(job.generate.model, job.generate.machine,
+                                        job.generate.tokenizer, job.generate.adapter);
   stored.text_tokenizer();  // throws if there is none
   const auto words = data::load_chat_template(job.chat_template, tokenizer_of(stored));
   options.context = std::min(stored.context(), kLongestChat);

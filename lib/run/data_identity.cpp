@@ -12,6 +12,8 @@
 #include "base/log.h"
 #include "base/strings.h"
 #include "interchange/hf_folder.h"
+#include "interchange/trained_weights.h"
+#include "plan/checkpoint_cost.h"
 
 namespace mtrain::run {
 
@@ -123,6 +125,10 @@ DataIdentity::DataIdentity(const RunPlan& plan) {
   add_optional(kModel, hub_model_folder(plan.folders.weights_from), [&](const fs::path& folder) {
     return content_of_model(folder, plan.folders.ignore_keys);
   });
+  if (!plan::saves_adapters_alone(plan)) return;
+  base_from_ = plan.folders.weights_from;
+  base_ =
+      interchange::base_content(interchange::open_hf_folder(base_from_, plan.folders.ignore_keys));
 }
 
 DataIdentity::~DataIdentity() {
@@ -187,6 +193,13 @@ std::string DataIdentity::differences(const storage::TrainState& saved) {
       found += fmt::format("\n  {}: saved with {}, now {}: {}", field.name, join(was.paths),
                            join(field.paths), other);
   }
+  using interchange::kBaseContent;
+  if (!base_.empty() && saved.contains(kBaseContent) && saved.text(kBaseContent) != base_)
+    found += fmt::format(
+        "\n  {}: {} has other weights than the base model of the saved adapters: its tensors hash "
+        "to "
+        "{} instead of {}",
+        kModel, base_from_, base_, saved.text(kBaseContent));
   return found;
 }
 
@@ -237,6 +250,7 @@ void DataIdentity::save(storage::TrainState& state) const {
   const std::lock_guard lock(mutex_);
   for (const auto& [key, text] : carried_) state.set(key, text);
   for (const Field& field : fields_) state.set(std::string(kPrefix) + field.name, print(field));
+  if (!base_.empty()) state.set(interchange::kBaseContent, base_);
 }
 
 }  // namespace mtrain::run

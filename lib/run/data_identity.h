@@ -18,6 +18,7 @@ class DataIdentity {
  public:
   // Reads samples of training and validation data, and the tokenizer if there is one. From
   // model.from it reads the configuration and the tensors' names and sizes, if the folder exists.
+  // If checkpoints have adapters alone, it also reads a few values of each tensor.
   explicit DataIdentity(const RunPlan& plan);
   ~DataIdentity();
   DataIdentity(const DataIdentity&) = delete;
@@ -55,6 +56,8 @@ class DataIdentity {
 
   mutable std::mutex mutex_;  // guards the hashes of complete files
   std::vector<Field> fields_;
+  // The content of the base model's weights; empty unless checkpoints have adapters alone.
+  std::string base_, base_from_;
   // Entries of the checkpoint about files that may no longer exist, by their keys.
   std::map<std::string, std::string> carried_;
   std::atomic<bool> stop_ = false, differ_ = false;

@@ -17,6 +17,7 @@
 #include <span>
 #include <thread>
 
+#include "base/disk_space.h"
 #include "base/error.h"
 #include "base/host_memory.h"
 #include "base/strings.h"
@@ -80,7 +81,7 @@ fs::path existing_parent(fs::path folder) {
 std::optional<DiskSpace> space_of(const fs::path& folder) {
   struct statvfs info;
   if (statvfs(folder.c_str(), &info) != 0) return std::nullopt;
-  DiskSpace space{.free = int64_t(info.f_bavail) * int64_t(info.f_frsize),
+  DiskSpace space{.free = std::max<int64_t>(0, free_disk_bytes(info, geteuid() == 0)),
                   .total = int64_t(info.f_blocks) * int64_t(info.f_frsize)};
   if (info.f_files > 0) space.free_inodes = int64_t(info.f_favail);
   return space;

@@ -8,6 +8,7 @@
 #include "base/text_table.h"
 #include "plan/exchange_forecast.h"
 #include "plan/expert_traffic.h"
+#include "run/async_choice.h"
 #include "run/start_banner.h"
 
 namespace mtrain::run {
@@ -224,12 +225,13 @@ std::string staged_text(const plan::CheckpointOptions& c, const plan::Checkpoint
   using Async = plan::CheckpointOptions::Async;
   if (c.async == Async::off || !c.saves_during_training()) return "";
   const int64_t ranks = cost.ranks_per_node;
-  return fmt::format(", written while training continues{}: a copy takes up to {} of host memory{}",
-                     c.async == Async::automatic ? " where memory allows" : "",
-                     human_bytes(cost.staged),
-                     ranks == 1 ? ""
-                                : fmt::format(" on a rank, {} on a host of {}",
-                                              human_bytes(cost.staged * double(ranks)), ranks));
+  return fmt::format(
+      ", written while training continues{}: a copy takes up to {} of host memory{}{}",
+      c.async == Async::automatic ? " where memory allows" : "", human_bytes(cost.staged),
+      ranks == 1 ? ""
+                 : fmt::format(" on a rank, {} on a host of {}",
+                               human_bytes(cost.staged * double(ranks)), ranks),
+      c.consolidated == plan::CheckpointOptions::Consolidated::every ? form_text(ranks) : "");
 }
 
 // Describes a checkpoint: its size, the time of a save, and how often to save.

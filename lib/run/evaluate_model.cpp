@@ -29,7 +29,8 @@ constexpr const char* kData = "--data";
 std::shared_ptr<const data::Dataset> open_windows(const std::string& prefix, int64_t stride,
                                                   const RunPlan& plan, const data::IdCheck& ids) {
   auto tokens = train::open_tokens(prefix, kData);
-  const bool packed = plan.dataset.packed_size > 0, by_document = packed || tokens->masked();
+  const bool packed = plan.dataset.packed_size > 0,
+             by_document = plan.dataset.by_document() || tokens->masked();
   return std::make_shared<data::StridedDataset>(
       std::move(tokens), data::StridedDatasetOptions{.window = plan.sample_length,
                                                      .stride = stride,
@@ -42,7 +43,7 @@ std::shared_ptr<const data::Dataset> open_windows(const std::string& prefix, int
 // separate.
 int64_t stream_tokens(const std::string& prefix, const RunPlan& plan) {
   const auto tokens = train::open_tokens(prefix, kData);
-  return plan.dataset.packed_size > 0 || tokens->masked() ? 0 : tokens->tokens();
+  return plan.dataset.by_document() || tokens->masked() ? 0 : tokens->tokens();
 }
 
 // Returns a note about the tokens of a stream that are in no sample of a run; empty if there are
@@ -166,15 +167,17 @@ double Evaluation::bits_per_byte() const {
 
 Evaluation evaluate_model(const EvaluateJob& job) {
   const IgnoreSigpipe pipes;
-  const StoredModel model = open_model(job.model, job.machine, job.tokenizer);
+  const StoredModel model = open_model(job.model, job.machine, job.tokenizer, job.adapter);
   if (model.exceeds_bytes) model.text_tokenizer();  // throws
   for (const std::string& setting : job.overrides)
     if (setting.starts_with("tokenizer"))
       throw UserError(fmt::format("`{}` has no effect on an evaluation", setting),
                       "give --tokenizer <tokenizer.json>");
   const int64_t ranks = job.world ? job.world->size() : job.job.size;
-  const RunPlan plan = plan::saved_run_plan(interchange::model_source(), model.recipe,
-                                            job.overrides, ranks, model.saved.model.vocab);
+  std::vector<std::string> overrides = job.overrides;
+  if (model.merged) overrides.emplace_back("peft.dim=0");
+  const RunPlan plan = plan::saved_run_plan(interchange::model_source(), model.recipe, overrides,
+                                            ranks, model.saved.model.vocab);
   comm::World world =
       job.world ? *job.world
                 : open_world(plan::meeting_plan(plan), job.job,

@@ -20,6 +20,7 @@ struct EvaluateJob {
   // of a run's validation.
   int64_t stride = 0;
   std::string tokenizer = {};  // a tokenizer for open_model() instead of the recipe's
+  std::string adapter = {};    // an adapter for open_model()
   // Settings that override the saved recipe's, such as a different layout or window length.
   std::vector<std::string> overrides = {};
   launch::Job job = {};                   // the rank of this process

@@ -135,6 +135,7 @@ void FaultInjection::before_step(int64_t step) {
   in_evaluation_ = false;
   waiting_.clear();
   trainer_.set_gradient_hook({});
+  double factor = 1;  // of all spikes of the step
   for (Fault* f : due(step)) {
     const FaultOptions& o = f->options;
     if (o.kind == FaultKind::slow || o.kind == FaultKind::spike) {
@@ -143,7 +144,7 @@ void FaultInjection::before_step(int64_t step) {
       if (o.kind == FaultKind::slow)
         trainer_.device().set_compute_slowdown(o.factor);
       else
-        multiply_gradients(float(o.factor));
+        multiply_gradients(float(factor *= o.factor));
     } else if (o.moment == Moment::launch || (o.phase && has_launches(*o.phase))) {
       waiting_.push_back(f);
     }
@@ -164,24 +165,34 @@ void FaultInjection::before_evaluation(int64_t step) {
 }
 
 std::function<void(std::string_view)> FaultInjection::in_save(int64_t step) {
+  struct Due {
+    Fault* fault;
+    std::string name;
+    int64_t left;
+  };
+  const auto all = std::make_shared<std::vector<Due>>();
   for (Fault* f : due(step)) {
     const auto& phase = f->options.phase;
     const bool of_save = f->options.moment == Moment::save || phase == FaultPhase::staging ||
                          phase == FaultPhase::write || phase == FaultPhase::commit;
     if (!of_save) continue;
-    const auto [name, number] = moment_of_save(f->options);
-    return
-        [this, f, name = name, left = std::make_shared<int64_t>(number)](std::string_view moment) {
-          if (moment == name && --*left == 0) now(*f);
-        };
+    auto [name, number] = moment_of_save(f->options);
+    all->push_back({f, std::move(name), number});
   }
-  return {};
+  if (all->empty()) return {};
+  return [this, all](std::string_view moment) {
+    for (Due& d : *all)
+      if (moment == d.name && --d.left == 0) now(*d.fault);
+  };
 }
 
 std::function<void()> FaultInjection::in_save_consolidated(int64_t step) {
-  for (Fault* f : due(step))
-    if (f->options.moment == Moment::save_consolidated) return [this, f] { now(*f); };
-  return {};
+  std::vector<Fault*> all = due(step);
+  std::erase_if(all, [](Fault* f) { return f->options.moment != Moment::save_consolidated; });
+  if (all.empty()) return {};
+  return [this, all] {
+    for (Fault* f : all) now(*f);
+  };
 }
 
 void FaultInjection::after_step(int64_t step) {
@@ -249,13 +260,13 @@ bool FaultInjection::is_place_of(const Fault& fault, const Stream& stream,
 void FaultInjection::watch() {
   trainer_.device().set_launch_check([this](Stream& stream, const device::LaunchInfo& info) {
     launches_.insert(info.name);
-    const auto here = std::ranges::find_if(
-        waiting_, [&](const Fault* f) { return is_place_of(*f, stream, info); });
-    if (here == waiting_.end()) return;
-    Fault& fault = **here;
+    std::vector<Fault*> here = waiting_;
+    std::erase_if(here, [&](const Fault* f) { return !is_place_of(*f, stream, info); });
     // NaN comes again when the step is repeated, to find its origin.
-    if (fault.options.kind != FaultKind::nan) waiting_.erase(here);
-    in_launch(fault, stream, info);
+    std::erase_if(waiting_, [&](Fault* f) {
+      return f->options.kind != FaultKind::nan && std::ranges::count(here, f) > 0;
+    });
+    for (Fault* f : here) in_launch(*f, stream, info);
   });
 }
 

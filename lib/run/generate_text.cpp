@@ -57,7 +57,7 @@ void generate_on(comm::World& world, const GenerateJob& job, const StoredModel& 
 int64_t generate_text(const GenerateJob& job, generate::GenerateOptions options,
                       const generate::Listener& listener) {
   const IgnoreSigpipe pipes;
-  const StoredModel stored = open_model(job.model, job.machine, job.tokenizer);
+  const StoredModel stored = open_model(job.model, job.machine, job.tokenizer, job.adapter);
   const data::Tokenizer& tokenizer = stored.text_tokenizer();
   options.context = stored.context();
   for (const int32_t id : stored.end_ids()) options.eos.push_back(id);

@@ -15,6 +15,7 @@ namespace mtrain::run {
 struct GenerateJob {
   std::string model;           // the path for open_model() (run/stored_model.h)
   std::string tokenizer = {};  // a tokenizer for open_model() instead of the recipe's
+  std::string adapter = {};    // an adapter for open_model()
   std::vector<std::string> prompts;
   std::vector<std::string> names = {};  // the name of each prompt in errors; empty: "the prompt"
   int64_t num = 1;    // texts per prompt; request prompt * num + n is its n-th text

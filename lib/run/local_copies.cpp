@@ -6,6 +6,7 @@
 #include <future>
 #include <sstream>
 
+#include "base/disk_space.h"
 #include "base/file.h"
 #include "base/host_memory.h"
 #include "base/log.h"
@@ -399,7 +400,7 @@ void LocalCopies::record() const {
 std::vector<LocalNeed> LocalCopies::needs(const checkpoint::CheckpointParts& parts) const {
   const fs::path& folder = folder_->path();
   const bool in_memory = storage::is_in_memory(folder);
-  int64_t memory = available_host_memory(), room = storage::free_bytes(folder);
+  int64_t memory = available_host_memory(), room = free_disk_bytes(folder);
   const int64_t replaced = folder_->bytes();  // the copies that this host has
   if (in_memory && memory >= 0) memory += replaced;
   if (room >= 0) room += replaced;

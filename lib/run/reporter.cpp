@@ -29,6 +29,13 @@ int64_t planned_memory(const RunPlan& plan) {
   return int64_t(fullest.total() - fullest.nccl);
 }
 
+// The tokens of the full run, those of earlier starts included. Rows have different lengths, and
+// earlier starts have not kept their sum.
+observe::Metric tokens_of_run(const train::StepStats& s, const RunPlan& plan) {
+  if (plan.dataset.rows) return {"tokens", observe::StepProgress::kUnknown};
+  return {"tokens", s.samples * plan.sample_length};
+}
+
 // The profile skips these first steps, since they access memory for the first time.
 constexpr int64_t kWarmUpSteps = 2;
 }  // namespace
@@ -126,7 +133,7 @@ void Reporter::step(const train::StepStats& s, const StepFigures& figures) {
       {"loss", s.loss},
       {"lr", double(s.lr)},
       {"grad_norm", double(s.grad_norm)},
-      {"tokens", s.samples * trainer_.plan().sample_length},  // of the full run
+      tokens_of_run(s, trainer_.plan()),
       {"total_steps", last},
       {"step_ms", 1e3 * step_s},
       {"tokens_per_s", rate},

@@ -6,6 +6,7 @@
 #include "interchange/byte_tokenizer.h"
 #include "interchange/hf_folder.h"
 #include "interchange/model_source.h"
+#include "plan/checkpoint_cost.h"
 #include "run/bf16_choice.h"
 #include "run/end_texts.h"
 #include "run/gemm_choice.h"
@@ -93,6 +94,7 @@ std::string resume_run(train::Trainer& t, const std::filesystem::path& folder, D
   const checkpoint::LoadedCheckpoint loaded =
       load_checkpoint(parts_to_read(t, show), interchange::model_source(), t.plan().text.recipe,
                       folder, differences);
+  if (plan::saves_adapters_alone(t.plan())) start_from_folder(t, show);
   restore_bf16_arithmetic(t.device(), t.control(), t.plan(), loaded.state);
   if (const auto tuner = gemm_tuner(t.device(), t.plan())) restore_gemms(*tuner, loaded.state);
   t.set_progress(loaded.progress);

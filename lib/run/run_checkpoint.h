@@ -53,7 +53,8 @@ void begin_local(train::Trainer& trainer, const RunSave& save, checkpoint::Local
                  std::shared_ptr<const checkpoint::Snapshot> staged = {});
 
 // Makes the trainer continue from the checkpoint in `folder`. Throws UserError if the checkpoint
-// does not fit the run's model, data or seed. Rank 0 compares the data by `data`; if that is null,
+// does not fit the run's model, data or seed. If it has adapters alone, the frozen weights are read
+// from model.from. Rank 0 compares the data by `data`; if that is null,
 // it compares their names. Returns a note about the comparison, usually empty. All ranks must call
 // it.
 std::string resume_run(train::Trainer& trainer, const std::filesystem::path& folder,
@@ -78,10 +79,10 @@ int64_t agreed_validation_samples(const train::Trainer& trainer,
 std::string changes_text(const train::Trainer& trainer, const std::filesystem::path& checkpoint,
                          int64_t validation_samples);
 
-// Loads the weights of the Hugging Face folder model.from into a new run; without model.from it
-// does nothing. Each rank reads its own part. Throws UserError if the folder is not supported, is
-// not the run's model, or differs on a rank; it names the rank. Returns a note about tensors that
-// are left out. All ranks must call it.
+// Loads the weights of the Hugging Face folder model.from into a run; without model.from it does
+// nothing. Adapters keep their values. Each rank reads its own part. Throws UserError if the folder
+// is not supported, is not the run's model, or differs on a rank; it names the rank. Returns a note
+// about tensors that are left out. All ranks must call it.
 std::string start_from_folder(train::Trainer& trainer, const ShowActivity& show = {});
 
 }  // namespace mtrain::run

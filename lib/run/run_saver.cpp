@@ -116,7 +116,6 @@ void RunSaver::finish_write() {
   const Stall stall(*this);
   p_.early_end.at(Doing::save, written_.step);
   const std::string activity = fmt::format("saving step {}", written_.step);
-  const bool has_form = options_.consolidated == plan::CheckpointOptions::Consolidated::every;
   constexpr std::chrono::milliseconds kHeartbeat{20};  // far below comm.timeout_s
   for (int64_t before = 0;;) {
     const bool ended = background_->ended(kHeartbeat);
@@ -125,9 +124,8 @@ void RunSaver::finish_write() {
         p_.trainer.control().any_of({ended, written != std::exchange(before, written)});
     if (any[0]) break;
     if (any[1]) p_.early_end.pulse().wrote();  // a rank that has written its part waits for others
-    const int64_t staged = background_->staged_bytes();
-    show(has_form && written == staged ? activity + ": its Hugging Face form"
-                                       : bytes_text(activity, written, staged));
+    show(background_->adding_files() ? activity + ": its Hugging Face form"
+                                     : bytes_text(activity, written, background_->staged_bytes()));
   }
   end_write();
   p_.early_end.at(Doing::step_done, p_.trainer.steps_done());

@@ -15,9 +15,10 @@ namespace {
 std::string parameters_text(const RunPlan& plan) {
   const plan::ModelParameters& p = plan.parameters;
   std::string text = human_count(p.total());
+  if (p.adapters > 0) text = fmt::format("trained {} of {}", human_count(p.adapters), text);
   if (p.moe_layers > 0) text += fmt::format(", {} active per token", human_count(p.active()));
   // In packed samples attention costs less, since it is limited to each document.
-  const char* most = plan.dataset.packed_size > 0 ? "at most " : "";
+  const char* most = plan.dataset.by_document() ? "at most " : "";
   return fmt::format("{} ({} in matmuls), {}{} FLOPs per token", text,
                      human_count(p.active() - p.looked_up()), most,
                      human_count(plan.token_cost.flops(plan.sample_length)));
@@ -27,8 +28,10 @@ std::string batch_text(const RunPlan& plan) {
   const plan::Layout& l = plan.layout;
   const int64_t samples = plan.train.global_batch_size;
   const double tokens = double(samples) * double(plan.sample_length);
-  return fmt::format("{} x {} = {} tokens a step, in {}{} micro-batch{} of {}{}", samples,
-                     plan.sample_length, human_count(tokens),
+  const std::string size = plan.dataset.rows ? fmt::format("{} rows a step", samples)
+                                             : fmt::format("{} x {} = {} tokens a step", samples,
+                                                           plan.sample_length, human_count(tokens));
+  return fmt::format("{}, in {}{} micro-batch{} of {}{}", size,
                      l.flushes > 1 ? fmt::format("{} flushes of ", l.flushes) : "", l.micro_batches,
                      l.micro_batches == 1 ? "" : "es", l.micro_batch,
                      l.dp > 1 ? fmt::format(" on each of {} data-parallel ranks", l.dp) : "");
@@ -179,7 +182,10 @@ std::string trained_text(const RunPlan& plan, const RunStart& start) {
   const std::string weights = start.from.empty()
                                   ? fmt::format("from random weights (seed {})", plan.train.seed)
                                   : fmt::format("from the weights of {}", start.from);
-  return fmt::format("all {} parameters, {}", human_count(plan.parameters.total()), weights);
+  const plan::ModelParameters& p = plan.parameters;
+  if (p.adapters > 0)
+    return fmt::format("adapters of {} parameters, {}", human_count(p.adapters), weights);
+  return fmt::format("all {} parameters, {}", human_count(p.total()), weights);
 }
 
 // Returns which checkpoints are kept; empty if these are the newest, or all.
@@ -200,10 +206,18 @@ double samples_of_run(const RunPlan& plan, const RunStart& start) {
   return double(start.samples_done) + double(left) * double(plan.train.global_batch_size);
 }
 
+std::string rows_text(const std::string& names, const RunPlan& plan, const RunStart& start) {
+  return fmt::format("{}: {} rows of at most {} tokens; {} steps make {:.3g} epochs", names,
+                     human_count(double(start.samples)), plan.sample_length, start.last_step,
+                     samples_of_run(plan, start) / double(start.samples));
+}
+
 std::string data_text(const RunPlan& plan, const RunStart& start) {
   std::string names;
   for (const std::string& prefix : plan.dataset.train.prefixes)
     names += (names.empty() ? "" : ", ") + prefix;
+  if (plan.dataset.mock_train.samples > 0) names = "random tokens";
+  if (plan.dataset.rows) return rows_text(names, plan, start);
   const double samples = double(start.samples);
   const double seen = samples_of_run(plan, start);
   return fmt::format("{}: {} samples of {} = {} tokens; {} steps make {:.3g} epochs", names,

@@ -6,11 +6,13 @@
 #include "base/hub_cache.h"
 #include "base/log.h"
 #include "checkpoint/read_weights.h"
+#include "interchange/adapter_folder.h"
 #include "interchange/byte_tokenizer.h"
 #include "interchange/checkpoint_record.h"
 #include "interchange/import.h"
 #include "interchange/locate_checkpoint.h"
 #include "interchange/model_source.h"
+#include "interchange/trained_weights.h"
 #include "observe/progress.h"
 #include "run/bf16_choice.h"
 #include "run/end_texts.h"
@@ -57,6 +59,11 @@ std::vector<checkpoint::ReplicatedTensor> of_model(const train::RouterState& rou
   return tensors;
 }
 
+// Returns the weights of a folder, or those with merged adapters.
+const storage::ValueSource& weights_of(const StoredModel& m) {
+  return m.merged ? *m.merged : *m.hugging_face;
+}
+
 }  // namespace
 
 int64_t StoredModel::context() const {
@@ -99,8 +106,51 @@ const data::Tokenizer& StoredModel::text_tokenizer() const {
   return *tokenizer;
 }
 
+namespace {
+
+// Merges the adapters at `path` into the model, which has none of its own.
+void add_adapter(StoredModel& m, const fs::path& path) {
+  if (const auto run = interchange::locate_checkpoint(path)) {
+    if (!m.hugging_face)
+      throw UserError(fmt::format("{} is a checkpoint, and the adapters of {} are trained beside a "
+                                  "Hugging Face folder",
+                                  m.folder.string(), path.string()),
+                      "give that folder as --model; or the run alone, without --adapter");
+    const auto trained = interchange::open_trained(run->path, m.folder);
+    if (trained.adapters.empty())
+      throw UserError(fmt::format("{} has no adapters", run->path.string()),
+                      "give it as --model instead of --adapter");
+    m.merged = std::make_shared<interchange::MergedWeights>(m.hugging_face, trained.file,
+                                                            trained.adapters);
+    m.fingerprint += trained.file->fingerprint();
+    return;
+  }
+  if (!interchange::has_adapter(path))
+    throw UserError(fmt::format("{} has neither {} nor a checkpoint", path.string(),
+                                interchange::kAdapterConfig),
+                    "give a folder that peft or `mtrain export hf` wrote, or a run with adapters");
+  if (!m.hugging_face)
+    throw UserError(fmt::format("{} is a checkpoint, and {} names the modules of a Hugging Face "
+                                "folder",
+                                m.folder.string(), path.string()),
+                    "give the adapter's base model as --model");
+  const auto adapter = interchange::open_adapter_folder(path, m.hugging_face->map());
+  m.merged = std::make_shared<interchange::MergedWeights>(m.hugging_face, adapter.factors,
+                                                          adapter.adapters);
+  m.fingerprint += adapter.fingerprint;
+}
+
+// Merges the adapters of a checkpoint's own recipe.
+void merge_own_adapters(StoredModel& m) {
+  const auto trained = interchange::open_trained(m.folder);
+  m.merged = trained.merged();
+  m.saved.model.lora.reset();
+}
+
+}  // namespace
+
 StoredModel open_model(const fs::path& given, const plan::Machine& machine,
-                       const std::string& tokenizer) {
+                       const std::string& tokenizer, const std::string& adapter) {
   if (const auto problem = hub_problem(given)) throw UserError(problem->message, problem->hint);
   const fs::path path = hub_model_folder(given);
   StoredModel m;
@@ -125,6 +175,13 @@ StoredModel open_model(const fs::path& given, const plan::Machine& machine,
   m.recipe.machine = machine;
   m.saved = plan::read_saved_run(interchange::model_source(), m.recipe);
   m.saved.model.vocab = train::vocabulary(m.saved.tokenizer);
+  if (m.saved.model.lora) {
+    if (!adapter.empty())
+      throw UserError(fmt::format("{} already has adapters", m.folder.string()),
+                      "leave --adapter out, or give the base model as --model");
+    merge_own_adapters(m);
+  }
+  if (!adapter.empty()) add_adapter(m, adapter);
   plan::TokenizerOptions& used = m.saved.tokenizer;
   if (!tokenizer.empty()) {
     used = plan::TokenizerOptions();
@@ -156,8 +213,8 @@ void load_weights(Stream& stream, model::ParamStore& params, const train::Router
   const auto progress = [&](int64_t done, int64_t total) {
     if (screen) screen->activity(percent_text("reading weights", done, total));
   };
-  if (m.hugging_face)
-    checkpoint::read_model(stream, params, of_model(routers), *m.hugging_face, progress);
+  if (m.merged || m.hugging_face)
+    checkpoint::read_model(stream, params, of_model(routers), weights_of(m), progress);
   else
     checkpoint::load_weights(stream, params, of_model(routers), m.folder, progress);
 }
@@ -172,8 +229,8 @@ void load_model(train::Trainer& t, const StoredModel& m) {
       screen->activity(percent_text("reading weights", done, total));
     };
   }
-  if (m.hugging_face) {
-    checkpoint::start_from(parts, *m.hugging_face);
+  if (m.merged || m.hugging_face) {
+    checkpoint::start_from(parts, weights_of(m));
     return choose_bf16_arithmetic(t.device(), t.control(), t.plan());
   }
   const storage::TrainState state = checkpoint::load_model(parts, m.folder);

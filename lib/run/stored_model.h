@@ -28,6 +28,8 @@ struct StoredModel {
   // Whether the recipe names no tokenizer, and the model was trained on ids beyond those of bytes.
   bool exceeds_bytes = false;
   std::shared_ptr<const interchange::HfSource> hugging_face;  // null for a checkpoint
+  // Weights with merged adapters, which are used instead of the others; null without adapters.
+  std::shared_ptr<const storage::ValueSource> merged;
   std::string left_out;  // a sentence about tensors of the folder that are not read; or empty
   std::shared_ptr<const storage::ReadMark> reading;  // keeps the checkpoint from being deleted
   std::string fingerprint;                           // differs between models; ranks compare theirs
@@ -44,8 +46,10 @@ struct StoredModel {
 // Hugging Face folder. Reads no weights. Throws UserError if there is none, or it is not supported.
 // `machine` has the devices that `train.device: auto` may choose. `tokenizer` replaces the recipe's
 // tokenizer unless it is empty: "byte", "NullTokenizer", a tokenizer.json or its folder.
+// Adapters are merged into the weights: those of a checkpoint, and those at `adapter`, unless it is
+// empty. That is a folder in the format of peft, or a run or checkpoint with adapters.
 StoredModel open_model(const std::filesystem::path& path, const plan::Machine& machine,
-                       const std::string& tokenizer = "");
+                       const std::string& tokenizer = "", const std::string& adapter = "");
 
 // Logs notes about the model: tensors that are left out, a changed copy of its recipe, missing
 // checksums. One rank calls it.

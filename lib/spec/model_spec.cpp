@@ -24,6 +24,7 @@ const DenseMlp* ModelSpec::dense_mlp() const {
 
 ModelSpec without_training(ModelSpec m) {
   m.hidden_dropout = m.embedding_dropout = m.init_std = 0;
+  if (m.lora) m.lora->dropout = 0;
   for (LayerSpec& layer : m.layers)
     if (auto* e = std::get_if<Experts>(&layer.mlp)) {
       const Experts none;

@@ -2,10 +2,12 @@
 // default filled in. recipe/model_spec.h creates it from the recipe, and all other code reads it.
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "base/norm_kind.h"
 #include "spec/layer_spec.h"
+#include "spec/lora.h"
 
 namespace mtrain::spec {
 
@@ -33,6 +35,7 @@ struct ModelSpec {
   double logit_cap = 0;       // c > 0: logits x become c tanh(x / c); 0: no cap
   double hidden_dropout = 0, embedding_dropout = 0;
   double init_std = 0.02;
+  std::optional<Lora> lora = {};  // all but its adapters is frozen
 
   int64_t layer_count() const { return int64_t(layers.size()); }
   const LayerSpec& layer(int64_t i) const { return layers.at(size_t(i)); }

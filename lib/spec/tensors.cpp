@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <utility>
 
 #include "base/error.h"
@@ -12,15 +13,39 @@ namespace {
 
 using Dim = TensorSplit::Dim;
 
+// Returns the linear of that name as a whole; none if it never has an adapter.
+std::optional<Projection> whole_projection(const std::string& linear) {
+  if (linear == "qkv") return Projection::qkv;
+  if (linear == "proj") return Projection::proj;
+  if (linear == "gate_up") return Projection::gate_up;
+  if (linear == "up") return Projection::up;
+  if (linear == "down") return Projection::down;
+  return {};
+}
+
+std::optional<Projection> section_projection(Rows rows) {
+  switch (rows) {
+    case Rows::all: return {};
+    case Rows::query: return Projection::query;
+    case Rows::key: return Projection::key;
+    case Rows::value: return Projection::value;
+    case Rows::gate: return Projection::gate;
+    case Rows::up: return Projection::up;
+  }
+  return {};
+}
+
 // Collects the tensors of one part of a model, whose names share a prefix.
 class TensorList {
  public:
-  TensorList(const ModelSpec& model, std::string prefix) : m_(model), prefix_(std::move(prefix)) {}
+  TensorList(const ModelSpec& model, std::string prefix, int64_t layer = -1)
+      : m_(model), prefix_(std::move(prefix)), layer_(layer) {}
 
   std::vector<TensorSpec> take() { return std::move(list_); }
 
   void add(const std::string& name, TensorSpec t) {
     t.name = prefix_ + name;
+    t.frozen = m_.lora && !t.adapter;
     list_.push_back(std::move(t));
   }
 
@@ -63,6 +88,13 @@ class TensorList {
     for (const RowSection& s : split.sections) rows += s.count();
     add(name + ".weight", {.name = {}, .full_shape = {rows, inputs}, .split = split, .std = std()});
     if (has_bias) bias(name + ".bias", rows, split);
+    const auto whole = whole_projection(name);
+    if (!whole) return;
+    if (adapts(*whole)) adapter(name + adapter_prefix(Rows::all), inputs, rows, {}, split);
+    for (const RowSection& s : split.sections)
+      if (const auto p = section_projection(s.rows); p && adapts(*p))
+        adapter(name + adapter_prefix(s.rows), inputs, s.count(), {},
+                {.dim = Dim::rows, .sections = {s}});
   }
   // A matrix whose columns tensor parallelism divides. It writes into the residual stream.
   void row_linear(const std::string& name, int64_t inputs, bool has_bias) {
@@ -71,10 +103,30 @@ class TensorList {
                            .split = {.dim = Dim::columns},
                            .std = residual_std()});
     if (has_bias) bias(name + ".bias", m_.hidden);
+    if (const auto p = whole_projection(name); p && adapts(*p))
+      adapter(name + adapter_prefix(Rows::all), inputs, m_.hidden, {.dim = Dim::columns}, {});
   }
   // A matrix that every tensor-parallel rank has.
   void small_matrix(const std::string& name, int64_t rows) {
     add(name, {.name = {}, .full_shape = {rows, m_.hidden}, .std = std()});
+  }
+
+  bool adapts(Projection p) const { return m_.lora && m_.lora->adapts(layer_, p); }
+  // A (dim, inputs) begins as peft's does, Kaiming uniform with a = sqrt(5), and B (rows, dim) as
+  // zeros.
+  void adapter(const std::string& name, int64_t inputs, int64_t rows, TensorSplit a,
+               TensorSplit b) {
+    add(name + ".a", {.name = {},
+                      .full_shape = {m_.lora->dim, inputs},
+                      .split = std::move(a),
+                      .init = Init::uniform,
+                      .std = 1 / std::sqrt(float(inputs)),
+                      .adapter = true});
+    add(name + ".b", {.name = {},
+                      .full_shape = {rows, m_.lora->dim},
+                      .split = std::move(b),
+                      .init = Init::zeros,
+                      .adapter = true});
   }
 
   float std() const { return float(m_.init_std); }
@@ -84,6 +136,7 @@ class TensorList {
  private:
   const ModelSpec& m_;
   const std::string prefix_;
+  const int64_t layer_;
   std::vector<TensorSpec> list_;
 };
 
@@ -170,6 +223,18 @@ void append(std::vector<TensorSpec>& all, std::vector<TensorSpec> more) {
 
 }  // namespace
 
+std::string adapter_prefix(Rows rows) {
+  switch (rows) {
+    case Rows::all: return ".lora";
+    case Rows::query: return ".lora.query";
+    case Rows::key: return ".lora.key";
+    case Rows::value: return ".lora.value";
+    case Rows::gate: return ".lora.gate";
+    case Rows::up: return ".lora.up";
+  }
+  return {};
+}
+
 std::vector<TensorSpec> embedding_tensors(const ModelSpec& m) {
   TensorList list(m, "");
   list.vocabulary("embedding.weight");
@@ -180,7 +245,7 @@ std::vector<TensorSpec> embedding_tensors(const ModelSpec& m) {
 std::vector<TensorSpec> layer_tensors(const ModelSpec& m, int64_t layer) {
   const LayerSpec& l = m.layer(layer);
   const std::string prefix = "layers." + std::to_string(layer);
-  TensorList attention(m, prefix + ".attention."), mlp(m, prefix + ".mlp.");
+  TensorList attention(m, prefix + ".attention.", layer), mlp(m, prefix + ".mlp.", layer);
   if (l.input_norms) attention.residual_norm("norm"), mlp.residual_norm("norm");
   std::visit([&](const GroupedAttention& a) { add_attention(m, a, attention); }, l.attention);
   const Experts* experts = l.experts();

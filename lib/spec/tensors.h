@@ -39,7 +39,7 @@ struct TensorSplit {
   bool operator==(const TensorSplit&) const = default;
 };
 
-enum class Init : uint8_t { normal, zeros, ones };
+enum class Init : uint8_t { normal, uniform, zeros, ones };
 
 struct TensorSpec {
   std::string name;  // the same under every layout: "layers.3.attention.qkv.weight"
@@ -47,7 +47,10 @@ struct TensorSpec {
   TensorSplit split = {};
   TensorRole role = TensorRole::matrix;
   Init init = Init::normal;
-  float std = 0;  // standard deviation under Init::normal
+  // Standard deviation under Init::normal; the largest magnitude under Init::uniform.
+  float std = 0;
+  bool frozen = false;   // training does not change it
+  bool adapter = false;  // A or B of an adapter
 
   bool operator==(const TensorSpec&) const = default;
 };
@@ -59,6 +62,10 @@ std::vector<TensorSpec> layer_tensors(const ModelSpec& model, int64_t layer);
 std::vector<TensorSpec> output_tensors(const ModelSpec& model);
 std::vector<TensorSpec> tensors(const ModelSpec& model);     // all of them
 std::vector<TensorSpec> parameters(const ModelSpec& model);  // without states
+
+// Returns how the names of the tensors of a section's adapter begin, after the linear's name:
+// ".lora.query".
+std::string adapter_prefix(Rows rows);
 
 // Returns the tensor of that name; find_tensor() returns null if the list lacks it.
 const TensorSpec* find_tensor(const std::vector<TensorSpec>& list, std::string_view name);

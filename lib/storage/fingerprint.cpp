@@ -1,6 +1,8 @@
 #include "storage/fingerprint.h"
 
 #include <algorithm>
+#include <map>
+#include <utility>
 
 #include <fmt/core.h>
 
@@ -43,6 +45,19 @@ std::string weights_fingerprint(const std::vector<const SafetensorsReader*>& fil
   return fmt::format("{} file{} with {} bytes (headers hash to {:016x}, ends to {:016x})",
                      files.size(), files.size() == 1 ? "" : "s", sum, headers.value(),
                      ends.value());
+}
+
+std::string tensors_content(const std::vector<const SafetensorsReader*>& files) {
+  std::map<std::string, std::pair<const SafetensorsReader*, const StoredTensor*>> by_name;
+  for (const SafetensorsReader* file : files)
+    for (const StoredTensor& t : file->tensors()) by_name[t.name] = {file, &t};
+  Fnv1a hash;
+  for (const auto& [name, at] : by_name) {
+    hash.add(name).add(at.second->type).add(uint64_t(at.second->shape.size()));
+    for (const int64_t dim : at.second->shape) hash.add(uint64_t(dim));
+    add_ends(*at.first, *at.second, hash);
+  }
+  return fmt::format("{:016x}", hash.value());
 }
 
 }  // namespace mtrain::storage

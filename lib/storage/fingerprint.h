@@ -13,4 +13,8 @@ namespace mtrain::storage {
 // read.
 std::string weights_fingerprint(const std::vector<const SafetensorsReader*>& files);
 
+// Returns a hash of the tensors of all files: their names, types and shapes, and the first and last
+// 256 bytes of each. It does not depend on how the tensors are spread over files.
+std::string tensors_content(const std::vector<const SafetensorsReader*>& files);
+
 }  // namespace mtrain::storage

@@ -5,10 +5,6 @@
 
 namespace mtrain::storage {
 
-// Returns the bytes that this user may still write to the folder's file system; -1 if the file
-// system does not say. Quotas may allow less.
-int64_t free_bytes(const std::filesystem::path& folder);
-
 // Throws RunError, with both numbers, if a checkpoint with tensors of `bytes` bytes, its other
 // files and some reserve do not fit into the folder.
 void require_space(const std::filesystem::path& folder, int64_t bytes);

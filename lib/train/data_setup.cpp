@@ -4,7 +4,9 @@
 #include "data/dataset/blend.h"
 #include "data/dataset/gpt_dataset.h"
 #include "data/dataset/indexed_dataset.h"
+#include "data/dataset/mock_dataset.h"
 #include "data/dataset/packed_dataset.h"
+#include "data/dataset/rows_dataset.h"
 
 namespace mtrain::train {
 
@@ -14,6 +16,11 @@ std::shared_ptr<const data::Dataset> dataset_of(const plan::DatasetOptions& o,
                                                 std::shared_ptr<const data::IndexedDataset> tokens,
                                                 const data::IdCheck& ids, bool training) {
   const auto seed = uint64_t(o.seed);
+  if (o.rows)
+    return std::make_shared<data::RowsDataset>(
+        std::move(tokens),
+        data::RowsDatasetOptions{
+            .longest = o.seq_length, .seed = seed, .shuffle = training, .ids = ids});
   const bool packed = o.packed_size > 0;
   if (packed || (tokens->masked() && !training))
     return std::make_shared<data::PackedDataset>(
@@ -29,6 +36,18 @@ std::shared_ptr<const data::Dataset> dataset_of(const plan::DatasetOptions& o,
       std::move(tokens),
       data::GptDatasetOptions{
           .seq_length = o.seq_length, .seed = seed, .shuffle = training, .ids = ids});
+}
+
+std::shared_ptr<const data::Dataset> open_mock(const plan::DatasetOptions& o,
+                                               const plan::DatasetOptions::Mock& mock,
+                                               const data::IdCheck& ids, uint64_t stream) {
+  constexpr int64_t kVocabulary = 1024;
+  const int64_t asked = mock.vocab_size > 0 ? mock.vocab_size : kVocabulary;
+  return std::make_shared<data::MockDataset>(
+      data::MockDatasetOptions{.seq_length = o.seq_length,
+                               .samples = mock.samples,
+                               .vocab_size = ids.rows() > 0 ? std::min(asked, ids.rows()) : asked,
+                               .seed = uint64_t(o.seed) * 2 + stream});
 }
 
 std::shared_ptr<const data::Dataset> open_blend(const char* name, const plan::DatasetOptions& o,
@@ -79,6 +98,7 @@ data::IdCheck id_check(const plan::TokenizerOptions& o, int64_t vocab) {
 
 std::shared_ptr<const data::Dataset> open_training_data(const plan::DatasetOptions& o,
                                                         const data::IdCheck& ids) {
+  if (o.mock_train.samples > 0) return open_mock(o, o.mock_train, ids, 0);
   if (o.train.prefixes.empty())
     throw UserError("dataset.train is not set",
                     "name the prefix of a .bin/.idx pair; `mtrain data build` makes one from text");
@@ -94,6 +114,7 @@ int64_t samples_of_epoch(const plan::DatasetOptions& o) {
 std::shared_ptr<const data::Dataset> open_validation_data(const plan::DatasetOptions& o,
                                                           const data::IdCheck& ids,
                                                           const char* name) {
+  if (o.mock_validation.samples > 0) return open_mock(o, o.mock_validation, ids, 1);
   if (o.validation.prefixes.empty()) return nullptr;
   return open_blend(name, o, o.validation, ids, false);
 }

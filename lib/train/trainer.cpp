@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "model/param/write_weights.h"
 #include "ops/elementwise.h"
 #include "ops/reduce.h"
+#include "plan/checkpoint_cost.h"
 #include "spec/tensors.h"
 #include "tensor/upload.h"
 #include "train/diagnose.h"
@@ -17,6 +19,12 @@ namespace {
 int64_t unmasked(const std::vector<data::Batch>& batches) {
   int64_t n = 0;
   for (const data::Batch& b : batches) n += b.unmasked;
+  return n;
+}
+
+int64_t tokens_of(const std::vector<data::Batch>& batches) {
+  int64_t n = 0;
+  for (const data::Batch& b : batches) n += b.tokens();
   return n;
 }
 
@@ -93,14 +101,14 @@ StepStats Trainer::step(bool run_ahead) {
   if (skip == Skip::no) ++updates_, updated_samples_ += batch;
   const bool updated = skip == Skip::no && std::isfinite(total) && std::isfinite(norm);
   return {.step = now.number,
-          .loss = total / double(std::max<int64_t>(now.label_tokens, 1)),
+          .loss = total / double(std::max<int64_t>(now.count.labels, 1)),
           .grad_norm = norm,
           .lr = lr,
           .loss_scale = loss_scale,
           .overflowed = skip == Skip::overflow,
           .skipped = skip == Skip::spike,
           .norm_median = norm_median,
-          .tokens = batch * plan_.sample_length,
+          .tokens = plan_.dataset.rows ? now.count.tokens : batch * plan_.sample_length,
           .samples = samples_,
           .mean_document_length = mean_document_length(now.batches, plan_.sample_length),
           .experts = end_experts_step(updated, now.host_wait),
@@ -109,8 +117,8 @@ StepStats Trainer::step(bool run_ahead) {
 
 Trainer::Begun Trainer::begin_step(int64_t number) {
   Begun step{.number = number, .batches = global_batch(number)};
-  step.label_tokens = count_label_tokens(number, step.batches);
-  step.losses = run_micro_batches(step.batches, number, grad_scale(step.label_tokens));
+  step.count = count_tokens(number, step.batches);
+  step.losses = run_micro_batches(step.batches, number, grad_scale(step.count.labels));
   step.host_wait = host_wait_;
   return step;
 }
@@ -343,16 +351,19 @@ void Trainer::prepare_batch(int64_t step) {
     failed = true;
   }
   // All ranks take part, and each learns whether any has failed.
-  data_parallel_->begin_sum({failed ? 0 : unmasked(prepared_), int64_t(failed)});
+  data_parallel_->begin_sum(
+      {failed ? 0 : unmasked(prepared_), int64_t(failed), failed ? 0 : tokens_of(prepared_)});
   counted_step_ = step;
 }
 
-int64_t Trainer::count_label_tokens(int64_t step, const std::vector<data::Batch>& batches) {
+Trainer::TokenCount Trainer::count_tokens(int64_t step, const std::vector<data::Batch>& batches) {
   if (std::exchange(counted_step_, 0) == step) {
     const std::vector<int64_t> sums = data_parallel_->end_sum();
-    if (sums[1] == 0) return sums[0];
+    if (sums[1] == 0) return {.labels = sums[0], .tokens = sums[2]};
   }
-  return data_parallel_->sum_on_host({unmasked(batches)})[0];
+  const std::vector<int64_t> sums =
+      data_parallel_->sum_on_host({unmasked(batches), tokens_of(batches)});
+  return {.labels = sums[0], .tokens = sums[1]};
 }
 
 std::vector<data::Batch> Trainer::global_batch(int64_t step) {
@@ -364,8 +375,13 @@ std::vector<data::Batch> Trainer::global_batch(int64_t step) {
 }
 
 data::Batch Trainer::share_of(data::Batch whole) const {
-  return share_.ranks == 1 ? std::move(whole)
-                           : share_of_batch(whole, share_.rank, share_.ranks, share_.multiple);
+  // Rows may have any length, but 8-bit GEMMs need a multiple of 16 of them.
+  constexpr int64_t kRowsOfFloat8 = 16;
+  const bool rows = plan_.dataset.rows;
+  const int64_t multiple =
+      rows && plan_.fp8.on ? std::lcm(share_.multiple, kRowsOfFloat8) : share_.multiple;
+  if (share_.ranks > 1) return share_of_batch(whole, share_.rank, share_.ranks, multiple);
+  return rows ? pad_rows(std::move(whole), multiple) : std::move(whole);
 }
 
 Tensor Trainer::run_micro_batches(const std::vector<data::Batch>& batches, int64_t step,
@@ -485,6 +501,15 @@ double Trainer::evaluate(const data::ValidationLoader& loader) {
   return loss.to_host<double>(compute_)[0] / double(std::max<int64_t>(label_tokens, 1));
 }
 
+namespace {
+// Returns the parameters that checkpoints hold.
+std::vector<spec::TensorSpec> saved_parameters(const RunPlan& plan) {
+  std::vector<spec::TensorSpec> all = spec::parameters(plan.model);
+  if (plan::saves_adapters_alone(plan)) std::erase_if(all, [](const auto& p) { return p.frozen; });
+  return all;
+}
+}  // namespace
+
 checkpoint::CheckpointParts Trainer::checkpoint_parts(bool to_read) {
   drop_begun();
   if (!to_read) await_copies();
@@ -496,7 +521,7 @@ checkpoint::CheckpointParts Trainer::checkpoint_parts(bool to_read) {
           .copies = checkpoint::copies_of_units(plan_, control_.rank()),
           .quantizer = quantizer(),
           .control = control_,
-          .parameters = spec::parameters(plan_.model),
+          .parameters = saved_parameters(plan_),
           .replicated = routers_.tensors(),
           .io_threads = int(plan_.checkpoint.io_threads)};
 }

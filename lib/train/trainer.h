@@ -127,12 +127,17 @@ class Trainer {
   model::Quantizer* quantizer() { return impls_.quantizer.get(); }  // null without 8-bit linears
 
  private:
+  // The tokens of a global batch.
+  struct TokenCount {
+    int64_t labels = 0;  // unmasked
+    int64_t tokens = 0;  // without padding
+  };
   // A step whose micro-batches are enqueued, and nothing that comes after them.
   struct Begun {
     int64_t number = 0;  // of the step; 0: there is none
     std::vector<data::Batch> batches;
-    int64_t label_tokens = 0;  // unmasked tokens of the global batch
-    Tensor losses;             // as run_micro_batches() returns them
+    TokenCount count;
+    Tensor losses;  // as run_micro_batches() returns them
     std::chrono::nanoseconds host_wait{0};
   };
   Begun begin_step(int64_t number);
@@ -150,8 +155,8 @@ class Trainer {
   // Completes the reductions of a step that was begun, and forgets it. Returns whether there was
   // one.
   bool drop_begun();
-  // Returns the number of unmasked tokens in the global batch of this step.
-  int64_t count_label_tokens(int64_t step, const std::vector<data::Batch>& batches);
+  // Counts the tokens in the global batch of this step, over all ranks.
+  TokenCount count_tokens(int64_t step, const std::vector<data::Batch>& batches);
   // Returns this rank's micro-batches of a step's global batch.
   std::vector<data::Batch> global_batch(int64_t step);
   // Makes the batch of the next step, if there is one, while the device works on the current step.

@@ -10,6 +10,7 @@
 #include "data/dataset/blend.h"
 #include "data/dataset/gpt_dataset.h"
 #include "data/dataset/packed_dataset.h"
+#include "data/dataset/rows_dataset.h"
 #include "interchange/export.h"
 #include "interchange/model_source.h"
 #include "plan/options/recipe_options.h"
@@ -81,6 +82,19 @@ Kind packed(int32_t other = 0) {
           std::make_shared<data::PackedDataset>(
               pairs(false, other), data::PackedDatasetOptions{.size = kSeq, .seed = 3}),
           {fmt::format("packed_sequence.packed_sequence_size={}", kSeq)}};
+}
+Kind rows(int32_t other = 0) {
+  return {"rows",
+          std::make_shared<data::RowsDataset>(pairs(false, other),
+                                              data::RowsDatasetOptions{.longest = kSeq, .seed = 3}),
+          {"dataset.form=rows"}};
+}
+// The same samples, each padded to the length of a sequence.
+Kind padded_rows() {
+  return {"padded rows",
+          std::make_shared<data::PackedDataset>(
+              pairs(false), data::PackedDatasetOptions{.size = kSeq, .seed = 3, .alone = true}),
+          {}};
 }
 Kind blended() {
   const std::vector<std::shared_ptr<const data::Dataset>> parts{plain().data,
@@ -172,6 +186,7 @@ class OneSample : public data::Dataset {
   int64_t seq_length() const override { return from_->seq_length(); }
   int64_t size() const override { return 1; }
   bool packed() const override { return from_->packed(); }
+  bool fixed_length() const override { return from_->fixed_length(); }
   void sample(int64_t, data::Sample& out) const override { from_->sample(index_, out); }
 
  private:
@@ -182,7 +197,7 @@ class OneSample : public data::Dataset {
 }  // namespace
 
 TEST_CASE("labels that count are averaged over the global batch, under every layout") {
-  for (const Kind& kind : {plain(), packed(), blended()}) {
+  for (const Kind& kind : {plain(), packed(), rows(), blended()}) {
     std::set<int64_t> counts;
     for (int64_t i = 0; i < 8; ++i) counts.insert(labels_of(*kind.data, i));
     REQUIRE(counts.size() >= 3);  // samples of the batch differ in their number of labels
@@ -196,6 +211,26 @@ TEST_CASE("labels that count are averaged over the global batch, under every lay
       CHECK(ranks[0].evaluation == Approx(one.evaluation).epsilon(1e-5));
       for (const Result& other : ranks) CHECK((other.losses == ranks[0].losses));
       check_tensors(one, ranks, &Result::gradients, 1e-5);
+    }
+  }
+}
+
+TEST_CASE("rows without padding train as padded rows do, whatever the micro-batch") {
+  const Result padded = train_alone(padded_rows(), 4);
+  const Kind kind = rows();
+  REQUIRE(kind.data->size() == padded_rows().data->size());
+  for (size_t i = 0; i < kLayouts.size(); ++i) {
+    Layout layout = kLayouts[i];
+    const int64_t most = 8 / std::max<int64_t>(1, layout.ranks);
+    for (const int64_t micro : {int64_t{1}, most}) {
+      Layout sized = layout;
+      sized.changes.push_back(fmt::format("train.micro_batch_size={}", micro));
+      CAPTURE(layout.name, micro);
+      const auto ranks = train_ranks(kind, sized, 4);
+      check_close(padded.losses, ranks[0].losses, 1e-5);
+      check_close(padded.norms, ranks[0].norms, 1e-4);
+      CHECK(ranks[0].evaluation == Approx(padded.evaluation).epsilon(1e-5));
+      check_tensors(padded, ranks, &Result::gradients, 1e-5);
     }
   }
 }
@@ -218,7 +253,7 @@ TEST_CASE("several packs of prompts and answers at once train as one at a time d
 }
 
 TEST_CASE("the loss of a step is the mean over the labels of its batch, not over samples") {
-  for (const Kind& kind : {plain(), packed()}) {
+  for (const Kind& kind : {plain(), packed(), rows()}) {
     CAPTURE(kind.name);
     const auto device = Device::cpu(1, {.stream_sanitizer = true});
     train::Trainer t =
@@ -241,7 +276,7 @@ TEST_CASE("tokens that no label follows give exactly no gradient, under every la
   std::vector<Layout> layouts = kLayouts;
   layouts.push_back({"alone", 1, {}});
   for (const auto& [kind, changed] :
-       {std::pair{plain(), plain(5)}, std::pair{packed(), packed(5)}}) {
+       {std::pair{plain(), plain(5)}, std::pair{packed(), packed(5)}, std::pair{rows(), rows(5)}}) {
     for (const Layout& layout : layouts) {
       CAPTURE(kind.name, layout.name);
       const auto ranks = train_ranks(kind, layout, 1), others = train_ranks(changed, layout, 1);

@@ -93,7 +93,7 @@ expect "a recipe by --config" 0 "dry run on 2 ranks" -- --config "$work/good.yam
 
 # For every mistake in an option, the user sees mtrain's message and not that of the library that reads options.
 cd "$work" || exit 1
-for command in "" schedule timeline watch compare report "checkpoint list" "checkpoint diff" "checkpoint reshard" "checkpoint prune" eval generate "data build" "data show" "data bigram" "import hf" "export hf" schema explain; do
+for command in "" schedule timeline watch compare report "checkpoint list" "checkpoint diff" "checkpoint reshard" "checkpoint prune" eval generate "data build" "data show" "data bigram" "import hf" "export hf" schema explain "recipe explain"; do
   # shellcheck disable=SC2086  # the words of a command
   for option in $("$mtrain" $command --help | grep -oE -e '--[a-z][a-z_-]+' | sort -u); do
     for bad in "$option=@" "${option}x"; do

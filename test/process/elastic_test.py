@@ -35,8 +35,8 @@ debug: {{compute_slowdown: 10}}
 PORTS = iter(random.sample(range(20000, 32000), 50))  # below the ports that the kernel hands out
 
 
-# Cases that need root, or whose kills may meet another step on a busy machine.
-NIGHTLY = ["networks", "alike"]
+# Cases that need root, take long, or whose kills may meet another step on a busy machine.
+NIGHTLY = ["networks", "stranger", "alike", "hung"]
 
 
 def fail(what, *texts):
@@ -50,15 +50,16 @@ class Job:
         self.run, self.nodes, self.settings, self.launcher, self.port = run, nodes, settings, launcher, next(PORTS)
         self.processes, self.networks = {}, networks
 
-    def start(self, host, ranks=2):
+    def start(self, host, ranks=2, node=None, settings=()):
+        """`node`: the number, if it is not that of the host."""
         folder = WORK / self.run / f"folder{host}"
         folder.mkdir(parents=True, exist_ok=True)
         address = self.networks.address(0) if self.networks else "127.0.0.1"
         within = self.networks.within(host) if self.networks else []
-        command = [*within, LAUNCH, f"--nnodes={self.nodes}", f"--nproc_per_node={ranks}", f"--node_rank={host}", "--rdzv_backend=store",
+        command = [*within, LAUNCH, f"--nnodes={self.nodes}", f"--nproc_per_node={ranks}", f"--node_rank={host if node is None else node}", "--rdzv_backend=store",
                    "--rdzv_id=elastic", f"--rdzv_endpoint={address}:{self.port}", f"--token_file={WORK}/token",
                    *([] if self.networks else ["--local_addr=127.0.0.1"]),
-                   *self.launcher, "--recipe", f"{WORK}/r.yaml", f"train.run_dir={WORK}/{self.run}/run", *self.settings]
+                   *self.launcher, "--recipe", f"{WORK}/r.yaml", f"train.run_dir={WORK}/{self.run}/run", *self.settings, *settings]
         environment = {**os.environ, "XDG_CACHE_HOME": str(WORK), "LD_PRELOAD": HOST_NAMES, "MTRAIN_TEST_HOST": f"host{host}"}
         out = open(WORK / self.run / f"host{host}.out", "a")
         self.processes[host] = subprocess.Popen(command, env=environment, cwd=folder, stdout=out, stderr=out, start_new_session=True)
@@ -99,6 +100,18 @@ class Job:
             if time.time() > end:
                 self.fail(f"host {host} has not printed `{text}` within {seconds} s")
             time.sleep(0.01)
+
+    def await_state(self, state, seconds=10):
+        """of run.json"""
+        end = time.time() + seconds
+        while (seen := json.loads((WORK / self.run / "run/run.json").read_text())["state"]) != state:
+            if time.time() > end:
+                self.fail(f"run.json is `{seen}` instead of `{state}`")
+            time.sleep(0.002)
+
+    def expect_end(self, host, code, seconds=60):
+        if (got := self.processes.pop(host).wait(timeout=seconds)) != code:
+            self.fail(f"host {host}: exit code {got} instead of {code}")
 
     def kill(self, host):
         os.killpg(self.processes[host].pid, signal.SIGKILL)
@@ -244,17 +257,23 @@ def straight():
 
 
 def rank_of_another_host(expected):
-    """A rank of host 1 is killed. Both hosts restart together, and both print why."""
-    job = Job("rank", "2", launcher=["--max_restarts=1"]).start_all(0, 1)
+    """A rank of host 1 is killed. Both hosts restart together, and both print why. run.json and events show the restart."""
+    events = WORK / "rank/events"
+    job = Job("rank", "2", f'launch.on_event=[sh, -c, "cat >>{events}.$MTRAIN_TEST_HOST"]', launcher=["--max_restarts=1"]).start_all(0, 1)
     job.await_step(KILLED)
     killed_at = time.time()
     os.kill(ranks_of("rank")[3], signal.SIGKILL)
     job.await_text(0, "restarting all ranks (1 of 1) now")
     noticed = time.time() - killed_at
+    job.await_state("restarting")
     job.await_step(1, killed_at + 0.2)
     again = time.time() - killed_at
     job.finish()
     job.expect_once([0, 1], r"mtrain-launch: error: (rank 3 .* was killed by signal 9) ")
+    for host in (0, 1):
+        sent = [json.loads(line) for line in pathlib.Path(f"{events}.host{host}").read_text().splitlines()]
+        if [e["event"] for e in sent] != ["start", "failure", "restart", "start", "end"] or sent[2]["start"] != 1 or sent[2]["delay_s"] != 0:
+            job.fail(f"the events are {sent}")
     worst = job.expect_curve(expected)
     print(f"a rank of host 1 is killed: {noticed:.2f} s to the restart, {again:.2f} s to the next step; losses differ by {worst:.1e}")
 
@@ -335,6 +354,103 @@ def spares(expected):
     print("a spare host takes the place of a lost one")
 
 
+def one_host(run, *settings):
+    """Two ranks of one host. -> the exit code, and what they print"""
+    (WORK / run).mkdir()
+    result = subprocess.run([LAUNCH, "--nproc_per_node=2", "--recipe", f"{WORK}/r.yaml", f"train.run_dir={WORK}/{run}/run", "train.steps=35",
+                             "debug.compute_slowdown=1", *settings], env={**os.environ, "XDG_CACHE_HOME": str(WORK)}, capture_output=True, text=True)
+    return result.returncode, result.stdout + result.stderr
+
+
+def spike_event():
+    """A step that is left out is an event. Both faults of the step happen: one alone would not be a spike."""
+    fault = "{kind: spike, phase: backward, factor: 30, step: 30}"
+    code, output = one_host("spike", "train.on_spike=skip", "train.spike_factor=10", f"debug.fault=[{fault}, {fault}]",
+                            f'launch.on_event=[sh, -c, "cat >>{WORK}/spike/events"]')
+    sent = [json.loads(line) for line in (WORK / "spike/events").read_text().splitlines()]
+    if code != 0 or [e["event"] for e in sent] != ["start", "spike", "end"] or sent[1]["step"] != 30:
+        fail(f"spike: {sent}", output)
+    print("a spike is an event")
+
+
+def several_faults():
+    """Faults of the same step do not hide each other."""
+    for name, faults in (("launch", "[{kind: nan, phase: forward, step: 5}, {kind: exception, phase: forward, step: 5}]"),
+                         ("save", "[{kind: io_error, phase: commit, step: 10}, {kind: exception, phase: write, step: 10}]")):
+        code, output = one_host(f"faults-{name}", f"debug.fault={faults}", "checkpoint.on_error=stop")
+        if code != 1 or "debug.fault: exception on rank 0" not in output:
+            fail(f"{name}: exit code {code}", output)
+    print("faults of one step all happen")
+
+
+def stopped_leader(expected):
+    """The launcher of host 0 is stopped for 12 s, and no host is lost."""
+    job = Job("stopped", "1:2", "debug.compute_slowdown=30").start_all(0, 1)
+    job.await_step(KILLED)
+    job.processes[0].send_signal(signal.SIGSTOP)
+    time.sleep(12)
+    job.processes[0].send_signal(signal.SIGCONT)
+    job.finish()
+    if "gone" in job.output() or len(got := starts(job, 0)) != 1:
+        job.fail("a host was lost")
+    worst = job.expect_curve(expected)
+    print(f"the launcher of host 0 is stopped for 12 s: all hosts stay; losses differ by {worst:.1e}")
+
+
+def hung_host(expected):
+    """All processes of host 2 are stopped for 20 s: the others continue without it, and it joins again."""
+    job = Job("hung", "1:3", "debug.compute_slowdown=60").start_all(0, 1, 2)
+    job.await_step(KILLED)
+    ranks = ranks_of("hung")
+    stopped = [job.processes[2].pid, ranks[4], ranks[5]]
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    began = time.time()
+    job.await_text(0, "start 1: 4 ranks on hosts 0, 1")
+    noticed = time.time() - began
+    time.sleep(max(0.0, 20 - noticed))
+    for pid in stopped:
+        os.kill(pid, signal.SIGCONT)
+    job.await_text(0, "start 2: 6 ranks on hosts 0, 1, 2")
+    job.finish()
+    job.expect_once([0, 1], r"mtrain-launch: error: (host 2 \(host2\) is gone)")
+    worst = job.expect_curve(expected)
+    print(f"host 2 is stopped for 20 s: {noticed:.1f} s to the next start; it joined again; losses differ by {worst:.1e}")
+
+
+def bad_joiner(expected):
+    """A host that joins with another recipe is refused, and the job continues without it."""
+    job = Job("joiner", "1:3").start_all(0, 1)
+    job.await_step(KILLED)
+    job.start(2, settings=["optimizer.lr=0.5"])
+    job.expect_end(2, 1)
+    refusal = re.findall(r"error: host 2 \(host2\) cannot join: (.*)", job.output(2))
+    if len(refusal) != 1 or "lr" not in refusal[0]:
+        job.fail(f"host 2 is refused so: {refusal}")
+    job.finish()
+    job.expect_once([0, 1], r"mtrain-launch: (host 2 \(host2\) is refused): the job continues without it")
+    if (got := starts(job, 0)) != (want := [("0", "4", "0, 1", "4"), ("1", "6", "0, 1, 2", "6"), ("2", "4", "0, 1", "4")]):
+        job.fail(f"the starts are {got} instead of {want}")
+    worst = job.expect_curve(expected)
+    print(f"a host with another recipe is refused: {refusal[0]}; losses differ by {worst:.1e}")
+
+
+def stranger(expected):
+    """A second launcher with the number of host 1 is refused, and the job continues."""
+    with Networks() as hosts:
+        job = Job("stranger", "2", networks=hosts).start_all(0, 1)
+        job.await_step(KILLED)
+        job.start(2, node=1)
+        job.expect_end(2, 2)
+        if "error: host 1 (host2) cannot join: another launcher has --node_rank=1" not in job.output(2):
+            job.fail("the refusal has no reason")
+        job.finish()
+        if "restarting" in job.output():
+            job.fail("the job has restarted")
+        worst = job.expect_curve(expected)
+        print(f"a second launcher with the number of host 1 is refused; losses differ by {worst:.1e}")
+
+
 def signals():
     """The first signal to any launcher saves and ends all hosts; a second one kills."""
     job = Job("signal", "1:3").start_all(0, 1, 2)
@@ -411,7 +527,8 @@ def main():
     only = [name for name in sys.argv[4:] if name != "--nightly"]
     expected = straight()
     cases = {"rank": lambda: rank_of_another_host(expected), "early": lambda: rank_before_the_meeting(expected),
-             "lost": lambda: lost_and_back(expected), "networks": lambda: networks(expected), "spares": lambda: spares(expected), "signals": signals, "host0": host_0,
+             "lost": lambda: lost_and_back(expected), "networks": lambda: networks(expected), "spares": lambda: spares(expected),
+             "stopped": lambda: stopped_leader(expected), "hung": lambda: hung_host(expected), "joiner": lambda: bad_joiner(expected), "stranger": lambda: stranger(expected), "spike": spike_event, "faults": several_faults, "signals": signals, "host0": host_0,
              "alike": alike, "few": lambda: too_few(expected)}
     try:
         for name, case in cases.items():

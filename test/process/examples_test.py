@@ -26,7 +26,7 @@ mixed_precision: fp32
 # In this order: a page may need what the examples of an earlier one have written.
 PAGES = ["data build", "data show", "data bigram", "data", "", "train", "export", "export hf", "import", "import hf", "eval",
          "generate", "timeline", "watch", "compare", "report", "parity", "checkpoint", "checkpoint list", "checkpoint show", "checkpoint verify", "checkpoint diff",
-         "checkpoint reshard", "checkpoint prune", "schedule", "schema", "explain", "completion"]
+         "checkpoint reshard", "checkpoint prune", "schedule", "schema", "explain", "recipe", "recipe explain", "completion"]
 
 
 def run(command):
@@ -66,6 +66,11 @@ def main():
         found = examples(page)
         if page == "mtrain watch":
             shutil.copytree(WORK / "runs/first", WORK / "runs/second")
+        if page == "mtrain export":
+            tuned = run("mtrain recipes/quickstart.yaml train.run_dir=runs/lora peft.dim=4")
+            if tuned.returncode != 0:
+                print(f"a training of adapters: exit code {tuned.returncode}:\n{tuned.stdout}")
+                failed += 1
         if not found:
             print(f"`{page} --help` has no examples")
             failed += 1

@@ -24,7 +24,7 @@ run() {
   done
   printf '\n' >>out
   case $program in mtrain) program=$mtrain ;; *) program=$launch ;; esac
-  timeout 60 "$program" "$@" </dev/null 2>&1 | sed "s|$work|FOLDER|g" >>out
+  timeout 60 "$program" "$@" </dev/null 2>&1 | sed -e "s|$work|FOLDER|g" -e '/% tokenized/d' >>out
   code=${PIPESTATUS[0]}
   ((code == want)) || echo "exit code $code instead of $want" >>out
 }
@@ -112,6 +112,31 @@ mistake "a Parquet file" "" mtrain data build --input data/texts.parquet --outpu
 printf 'caf\351\n' >data/latin.txt
 mistake "text in another encoding" "" mtrain data build --input data/latin.txt --output data/texts
 mistake "a tokenizer by its name" "" mtrain data build --input data/latin.txt --output data/texts --tokenizer meta-llama/Llama-3.1-8B
+
+# Rows of text that a run tokenizes itself.
+rows() { printf '%s' "${model}dataset: {train: $1, cache_dir: cache}\ntrain: {steps: 1, run_dir: run}\n"; }
+chat='{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}'
+echo "$chat" >data/chat.jsonl
+echo '{"messages": [{"content": "a"}, {"role": "assistant", "content": "b"}]}' >data/no_role.jsonl
+echo '{"question": "a", "answer": "b"}' >data/pairs.jsonl
+echo '{{ messages[0].role }}' >data/role.jinja
+echo '{{ raise_exception("nobody may be " + messages[0].role) }}' >data/raise.jinja
+seq 100000 | sed 's/.*/{"prompt": "&", "completion": "&"}/; 77124s/"completion"/completion/' >data/many.jsonl
+mkdir -p hub/datasets--org--rows/{refs,snapshots/abc} hub/datasets--org--half/{refs,snapshots/abc}
+echo abc | tee hub/datasets--org--rows/refs/main hub/datasets--org--half/refs/main >/dev/null
+cp data/pairs.jsonl hub/datasets--org--rows/snapshots/abc/train.jsonl
+ln -s ../../blobs/none hub/datasets--org--half/snapshots/abc/train.jsonl
+mistake "a data set that is not in the cache" "$(rows '{messages: org/none}')" mtrain r.yaml
+mistake "a revision that is not in the cache" "$(rows '{messages: org/rows@v2}')" mtrain r.yaml
+mistake "half a data set in the cache" "$(rows '{messages: org/half}')" mtrain r.yaml
+mistake "a split that the data do not have" "$(rows '{messages: org/rows, split: test}')" mtrain r.yaml
+mistake "a message without a role" "$(rows '{messages: data/no_role.jsonl, template: data/role.jinja}')" mtrain r.yaml
+mistake "a chat template that raises" "$(rows '{messages: data/chat.jsonl, template: data/raise.jinja}')" mtrain r.yaml
+mistake "conversations without a chat template" "$(rows '{messages: data/chat.jsonl}')" mtrain r.yaml
+mistake "columns that do not exist" "$(rows '{prompt_completion: data/pairs.jsonl}')" mtrain r.yaml
+mistake "a broken row of many" "$(rows '{prompt_completion: data/many.jsonl}')" mtrain r.yaml
+mistake "a key of rows that does not exist" "$(rows '{messages: data/chat.jsonl, templat: chat.jinja}')" mtrain r.yaml
+mistake "a file of rows that does not exist" "$(rows '{messages: data/chats.jsonl}')" mtrain r.yaml
 
 sed -i "1s/.*/# $number typical mistakes and their messages/" out
 if [[ $write ]]; then

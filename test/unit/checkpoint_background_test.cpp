@@ -222,6 +222,7 @@ TEST_CASE("files are added after rank 0 has decided, and before the checkpoint h
             .begin =
                 [&](const fs::path& folder) {
                   CHECK(rank.rank() == 0);
+                  CHECK(saver.adding_files() == background);
                   CHECK(fs::exists(folder / "index.json"));
                   std::this_thread::sleep_for(std::chrono::milliseconds(50));
                   record("begin", true);

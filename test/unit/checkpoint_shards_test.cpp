@@ -1,4 +1,5 @@
 // Trainings that are saved by all ranks under one layout, and read under another.
+#include <algorithm>
 #include <map>
 #include <mutex>
 #include <numeric>
@@ -24,6 +25,11 @@ const Changes kPipelined{"distributed.pp_size=2", "distributed.pipeline.pp_sched
     kReplicas{"distributed.strategy=fsdp2", "distributed.dp_replicate_size=2"},
     kTied{"model.share_embeddings_and_output_weights=true"},
     kBf16{"mixed_precision.name=bf16_mixed"}, kFourLayers{"model.num_layers=4"};
+constexpr const char* kBatch = "train.global_batch_size=";
+
+bool sets(const Changes& changes, const std::string& begin) {
+  return std::ranges::any_of(changes, [&](const auto& c) { return c.starts_with(begin); });
+}
 
 }  // namespace
 
@@ -33,7 +39,7 @@ TEST_CASE("a checkpoint is loaded and saved again bit for bit under any other la
     std::vector<SavedLayout> layouts;  // each is read by the next one
   };
   const TemporaryFolder root;
-  int number = 0;
+  int number = 0, compared = 0;
   for (const Row& row : std::vector<Row>{
            {{},
             {{"one", 1, {}},
@@ -89,9 +95,17 @@ TEST_CASE("a checkpoint is loaded and saved again bit for bit under any other la
       CHECK(same_training(saved_in(first), saved_in(again)));
       const auto straight = train_and_save(model, own, 3, {}, {});
       CHECK(train_and_save(model, own, 1, saved_in(first), {})[0] == straight[2]);
+      // In fp32 and with the same batch, layouts differ in the order of their sums alone.
+      if (sets(row.model, "mixed_precision.") || sets(own.changes, kBatch) ||
+          sets(other.changes, kBatch))
+        continue;
+      CHECK(train_and_save(model, other, 1, saved_in(first), {})[0] ==
+            Approx(straight[2]).epsilon(1e-5));
+      ++compared;
     }
   }
   CHECK(number >= 24);
+  CHECK(compared >= 16);
 }
 
 TEST_CASE("eight ranks with the same elements write the bytes of one, in equal parts") {

@@ -31,8 +31,8 @@ Conversation conversation_of(const std::string& row) {
 }
 
 // Returns the text with brackets around the assistant's parts.
-std::string marked(const ChatTemplate& chat, const std::string& row) {
-  const ChatText text = chat.training_text(conversation_of(row));
+std::string marked(const ChatTemplate& chat, const std::string& row, bool headers = false) {
+  const ChatText text = chat.training_text(conversation_of(row), headers);
   std::string out = text.text;
   for (auto span = text.spans.rbegin(); span != text.spans.rend(); ++span)
     out.insert(span->second, "]"), out.insert(span->first, "[");
@@ -66,6 +66,8 @@ TEST_CASE("the assistant's text is found by prefixes, and by blocks of generatio
   const std::string expected = "<u>hi;<a>[yo;]<u>b;<a>[c;]";
   CHECK(marked(ChatTemplate(kPlain, "T"), kTwoTurns) == expected);
   CHECK(marked(ChatTemplate(kMarked, "T"), kTwoTurns) == expected);
+  CHECK(marked(ChatTemplate(kPlain, "T"), kTwoTurns, true) == "<u>hi;[<a>yo;]<u>b;[<a>c;]");
+  CHECK(marked(ChatTemplate(kMarked, "T"), kTwoTurns, true) == expected);
   // Without a prompt for the answer, the name of the role belongs to it.
   CHECK(marked(ChatTemplate("{% for m in messages %}<{{ m.role[0] }}>{{ m.content }}{% endfor %}",
                             "T"),

@@ -1,8 +1,10 @@
+#include <sys/resource.h>
 #include <chrono>
 #include <fstream>
 
 #include <catch2/catch.hpp>
 
+#include "base/disk_space.h"
 #include "launch/host_checks.h"
 #include "test/support/temporary_folder.h"
 
@@ -65,6 +67,39 @@ TEST_CASE("each check has its verdict and a hint") {
     CHECK(c.hint.empty() == (row.verdict == Verdict::unknown));
     CHECK(faults_of(judge_host(facts, 2)).size() == (row.verdict == Verdict::fault ? 1 : 0));
   }
+}
+
+TEST_CASE("a process that may raise its limit of open files is not refused") {
+  rlimit before{}, after{};
+  REQUIRE(getrlimit(RLIMIT_NOFILE, &before) == 0);
+  rlimit low = before;
+  low.rlim_cur = 64;
+  REQUIRE(setrlimit(RLIMIT_NOFILE, &low) == 0);
+  const HostFacts facts = measure_host({.ranks = 1, .run_folder = {}, .rates = {}});
+  raise_open_files(300);
+  REQUIRE(getrlimit(RLIMIT_NOFILE, &after) == 0);
+  CHECK(after.rlim_max == before.rlim_max);
+  CHECK(after.rlim_cur == std::min<rlim_t>(before.rlim_max, 1024 + 96 + 4 * 300));
+  raise_open_files(1);  // never lower
+  rlimit same{};
+  getrlimit(RLIMIT_NOFILE, &same);
+  CHECK(same.rlim_cur == after.rlim_cur);
+  setrlimit(RLIMIT_NOFILE, &before);
+  CHECK(facts.descriptors == int64_t(std::min<rlim_t>(before.rlim_max, int64_t{1} << 40)));
+  HostFacts limited = kGood;
+  limited.descriptors = 1024;
+  CHECK(check_of(limited, "open files", 232).verdict == Verdict::good);
+  CHECK(check_of(limited, "open files", 233).verdict == Verdict::fault);
+}
+
+TEST_CASE("a disk that has only the blocks of root left is not full for root") {
+  struct statvfs info {};
+  CHECK(free_disk_bytes(info, true) == -1);  // its space is not counted
+  info.f_blocks = 1000;
+  info.f_bfree = 50;
+  info.f_frsize = 4096;
+  CHECK(free_disk_bytes(info, true) == 50 * 4096);
+  CHECK(free_disk_bytes(info, false) == 0);
 }
 
 TEST_CASE("this host is measured quickly, and its rate is compared with the last one") {

@@ -74,6 +74,22 @@ int seconds_until_hang(RankPulses& pulses, int most, Hang& hang) {
 
 }  // namespace
 
+TEST_CASE("a step that was skipped as a spike is reported once") {
+  RankPulses pulses;
+  CHECK_FALSE(pulses.new_spike());
+  const int page = ::dup(pulses.add(0));
+  ::setenv(Pulse::kVariable, std::to_string(page).c_str(), 1);
+  const auto pulse = Pulse::of_process(0);
+  ::unsetenv(Pulse::kVariable);
+  CHECK_FALSE(pulses.new_spike());
+  for (const int64_t step : {30, 31}) {
+    pulse->set_spike(step);
+    CHECK(pulses.state(0).spike_step == step);
+    CHECK(pulses.new_spike() == step);
+    CHECK_FALSE(pulses.new_spike());
+  }
+}
+
 TEST_CASE("a rank hangs after its limit, but one that waits for files after ten minutes") {
   for (const bool files : {false, true}) {
     CAPTURE(files);

@@ -26,7 +26,6 @@ LeaderOptions options_of(int least, int most, int batch, int tp = 1) {
   o.largest_world = [=](int ranks) { return tp * largest_divisor(batch, ranks / tp); };
   o.layout = [=](int world) { return fmt::format("dp_size {}", world / tp); };
   o.nearest_worlds = [](int) { return std::string("nearest"); };
-  o.newest_checkpoint = [] { return -1; };
   o.timeout = 60s;
   return o;
 }
@@ -73,7 +72,7 @@ class Job {
           return options;
         }()) {}
 
-  int64_t checkpoint = -1;
+  std::optional<int64_t> checkpoint = -1;
 
   LauncherNote& host(int node, const std::string& id = "") {
     SeenLauncher& seen = seen_[fmt::format("{}/{}", node, id)];
@@ -99,6 +98,7 @@ class Job {
 
   // Returns the kinds that were announced, and keeps the news.
   std::string look(std::chrono::milliseconds time = 100ms) {
+    news.clear();
     constexpr const char* kWords[] = {"run", "end", "kill", "signal", "cause", "over", "refuse"};
     std::string words;
     lines.clear();
@@ -106,13 +106,23 @@ class Job {
       now_ += 100ms;
       for (auto& [key, seen] : seen_)
         if (seen.connected && std::ranges::count(frozen_, seen.note.node) == 0) ++seen.note.beat;
-      for (const LauncherNews& news : leader_.look(seen_, now_)) {
-        words += (words.empty() ? "" : " ") + std::string(kWords[size_t(news.kind)]);
-        for (const std::string& line : news.lines) lines += line + "\n";
-        last = news;
+      for (const LauncherNews& n : leader_.look(seen_, now_)) {
+        words += (words.empty() ? "" : " ") + std::string(kWords[size_t(n.kind)]);
+        for (const std::string& line : n.lines) lines += line + "\n";
+        last = n;
+        news.push_back(n);
       }
     }
     return words;
+  }
+  // Nothing is seen for this time, in which the other launchers continue.
+  void stall(std::chrono::milliseconds time) { now_ += time; }
+  // Returns the launchers that were asked to begin one by one.
+  std::string admitted() const {
+    std::string ids;
+    for (const LauncherNews& n : news)
+      if (n.kind == Kind::run) ids += (ids.empty() ? "" : " ") + n.id;
+    return ids;
   }
   std::string members() const {
     std::string text;
@@ -122,6 +132,7 @@ class Job {
   }
 
   LauncherNews last;
+  std::vector<LauncherNews> news;
   std::string lines;
 
  private:
@@ -140,8 +151,15 @@ class Job {
 
 TEST_CASE("a fixed number of hosts begins at once, and ends when all have ended well") {
   Job job(options_of(2, 2, 4));
+  job.host(0);
   CHECK(job.look() == "run");
   CHECK(job.last.members.empty());
+  CHECK(job.admitted() == "id0");
+  job.run({0}, 0);
+  CHECK(job.look() == "");
+  job.host(1);
+  CHECK(job.look() == "run");
+  CHECK(job.admitted() == "id1");
   job.run({0, 1}, 0);
   CHECK(job.look() == "");
   job.end({0}, 0, true);
@@ -151,25 +169,45 @@ TEST_CASE("a fixed number of hosts begins at once, and ends when all have ended 
   CHECK(job.last.code == 0);
 }
 
+// Both hosts of a job begin its first round.
+void begin_fixed(Job& job) {
+  job.host(0), job.host(1);
+  REQUIRE(job.look() == "run run");
+  job.run({0, 1}, 0);
+  REQUIRE(job.look() == "");
+}
+
 TEST_CASE("one cause is agreed: a rank that died comes before errors about peers") {
   Job job(options_of(2, 2, 4));
-  job.look();
-  job.run({0, 1}, 0);
+  begin_fixed(job);
   job.fail(0, 0, {.weight = 2, .rank = 0, .message = "lost a peer", .text = "comm"});
   CHECK(job.look() == "end");
   CHECK(job.look() == "");
   job.fail(1, 0, {.weight = 0, .rank = 2, .message = "was killed", .text = "killed"});
-  CHECK(job.look() == "cause cause");
+  CHECK(job.look() == "cause");
   CHECK_THAT(job.lines, Contains("killed") && Contains("restarting all ranks (1 of 3)"));
   CHECK_THAT(job.lines, !Contains("comm"));
-  CHECK(job.look() == "run");
+  CHECK(job.last.restarts);
+  CHECK(job.last.delay_s == 0);
+  CHECK(job.look() == "run run");
   CHECK(job.last.round == 1);
+  // The second failure in a row is followed by a wait, and the last one by the end.
+  for (int64_t round = 1; round < 4; ++round) {
+    job.run({0, 1}, round);
+    job.end({0}, round);
+    job.fail(1, round, {.weight = 0, .step = 5 + round, .rank = 2, .message = "was killed"});
+    CHECK(job.look() == "end");
+    CHECK(job.look() == (round < 3 ? "cause" : "cause over"));
+    const LauncherNews cause = job.news.at(0);
+    CHECK(cause.restarts == (round < 3));
+    CHECK(cause.delay_s == (round < 3 ? double(round) : 0));
+    job.look(3s);
+  }
 }
 
 TEST_CASE("a user's mistake and a signal are not restarted") {
   Job mistake(options_of(2, 2, 4));
-  mistake.look();
-  mistake.run({0, 1}, 0);
+  begin_fixed(mistake);
   mistake.fail(0, 0, {.weight = 1, .exit_code = 2, .rank = 0});
   mistake.fail(1, 0, {.weight = 2, .rank = 2});
   mistake.look();
@@ -177,8 +215,7 @@ TEST_CASE("a user's mistake and a signal are not restarted") {
   CHECK(mistake.last.code == 2);
 
   Job signal(options_of(2, 2, 4));
-  signal.look();
-  signal.run({0, 1}, 0);
+  begin_fixed(signal);
   signal.host(1).signal = 15;
   CHECK(signal.look() == "signal");
   signal.host(1).second = true;
@@ -220,11 +257,12 @@ TEST_CASE("a lost host is left out, and joins again at the next checkpoint") {
   Job job(options_of(1, 3, 12));
   begin_elastic(job, {0, 1, 2});
   job.disconnect(1);
-  CHECK(job.look(1900ms) == "");
+  CHECK(job.look(3900ms) == "");
   CHECK(job.look(300ms) == "end");
-  job.fail(0, 0, {.weight = 2, .rank = 0, .message = "lost a peer"});
-  job.fail(2, 0, {.weight = 2, .rank = 4, .message = "lost a peer"});
-  CHECK(job.look() == "cause cause");
+  job.fail(0, 0, {.weight = 2, .step = 12, .rank = 0, .message = "lost a peer"});
+  job.fail(2, 0, {.weight = 2, .step = 13, .rank = 4, .message = "lost a peer"});
+  CHECK(job.look() == "cause");
+  CHECK(job.last.cause->step == 13);
   CHECK_THAT(job.lines, Contains("host 1 (h1) is gone"));
   CHECK(job.look() == "run");
   CHECK(job.members() == "02");
@@ -267,12 +305,12 @@ TEST_CASE("restarts count until there is a new checkpoint") {
   for (int64_t round = 0; round < 12; ++round) {
     job.run({0, 1}, round);
     REQUIRE(job.look() == "");
-    if (round % 3 == 2) job.checkpoint += 10;
+    if (round % 3 == 2) *job.checkpoint += 10;
     job.end({1}, round);
     // Another rank each time: they do not fail alike.
     job.fail(0, round, {.weight = 0, .step = 5, .rank = int(round), .message = "was killed"});
     REQUIRE(job.look() == "end");
-    REQUIRE(job.look() == "cause cause");
+    REQUIRE(job.look() == "cause");
     REQUIRE(job.look(40s) == "run");
   }
   for (int64_t round = 12; round < 15; ++round) {
@@ -290,6 +328,7 @@ TEST_CASE("restarts count until there is a new checkpoint") {
 TEST_CASE("a rank that fails alike at the same step twice ends the job") {
   for (const bool same_step : {true, false}) {
     Job job(options_of(2, 2, 4));
+    job.host(0), job.host(1);
     job.look();
     for (int64_t round = 0; round < 2; ++round) {
       job.run({0, 1}, round);
@@ -309,14 +348,164 @@ TEST_CASE("a rank that fails alike at the same step twice ends the job") {
   }
 }
 
-TEST_CASE("a second launcher with the same number is refused") {
+TEST_CASE("a second launcher with the same number is refused, and the job continues") {
   Job job(options_of(2, 2, 4));
-  job.look();
-  job.run({0, 1}, 0);
-  job.look();
-  job.host(1, "other");
-  CHECK(job.look(3s) == "refuse");
+  begin_fixed(job);
+  // It never begins; whatever it writes about itself does not count.
+  LauncherNote& stranger = job.host(1, "other");
+  stranger.round = 0;
+  stranger.state = State::ended;
+  stranger.cause = RoundCause{.weight = 0, .exit_code = 2, .rank = 2, .message = "taken"};
+  CHECK(job.look(3900ms) == "");
+  CHECK(job.look(300ms) == "refuse");
   CHECK(job.last.id == "id1other");
+  CHECK(job.last.code == 2);
+  CHECK_THAT(job.lines, Contains("host 1 (h1) cannot join: another launcher has --node_rank=1"));
+  CHECK(job.look(60s) == "");
+  job.end({0, 1}, 0, true);
+  CHECK(job.look() == "over");
+  CHECK(job.last.code == 0);
+}
+
+TEST_CASE("a launcher that replaces a lost one begins with the next round") {
+  Job job(options_of(2, 2, 4));
+  begin_fixed(job);
+  job.disconnect(1);
+  job.host(1, "again");
+  CHECK(job.look(3900ms) == "");
+  CHECK(job.look(300ms) == "end");
+  job.fail(0, 0, {.weight = 2, .rank = 0, .message = "lost a peer"});
+  CHECK(job.look() == "cause");
+  CHECK(job.look() == "run run");
+  CHECK(job.admitted() == "id0 id1again");
+}
+
+TEST_CASE("a host whose number is too large is refused") {
+  Job job(options_of(2, 2, 4));
+  begin_fixed(job);
+  job.host(2);
+  CHECK(job.look() == "refuse");
+  CHECK_THAT(job.lines, Contains("host 2 (h2) cannot join: the job has 2 hosts"));
+}
+
+TEST_CASE("the time in which the leader was stopped does not count") {
+  Job broken(options_of(1, 3, 12));
+  begin_elastic(broken, {0, 1, 2});
+  broken.disconnect(1);
+  broken.stall(30s);
+  CHECK(broken.look(2s) == "");  // it connects again
+  Job job(options_of(1, 3, 12));
+  begin_elastic(job, {0, 1, 2});
+  job.freeze(2);
+  job.stall(9s);
+  CHECK(job.look(8s) == "");
+  CHECK(job.look(2s) == "end");  // after the stall it is missed as always
+}
+
+// A job of two hosts has trained, and host 2 has joined in round 1.
+void begin_joined(Job& job) {
+  begin_elastic(job, {0, 1});
+  job.host(2);
+  job.checkpoint = 20;
+  CHECK(job.look(200ms) == "cause");
+  job.checkpoint = 40;
+  CHECK(job.look() == "cause kill");
+  job.end({0, 1}, 0);
+  CHECK(job.look(200ms) == "run");
+  REQUIRE(job.members() == "012");
+  job.run({0, 1, 2}, 1);
+  REQUIRE(job.look() == "");
+}
+
+TEST_CASE("a host that joins and fails is refused, and the job continues without it") {
+  struct Row {
+    const char* what;
+    int by;  // the host that reports the first cause
+    RoundCause cause;
+    std::optional<int64_t> checkpoint;
+    bool refused;
+  };
+  const Row rows[] = {
+      {"its rank fails", 2, {.weight = 1, .rank = 4, .message = "no data here"}, 40, true},
+      {"its rank dies", 2, {.weight = 0, .rank = 4, .message = "no data here"}, 40, true},
+      {"another host reports its recipe",
+       0,
+       {.weight = 1, .exit_code = 2, .rank = 0, .message = "no data here"},
+       40,
+       true},
+      {"another host fails", 0, {.weight = 0, .rank = 0, .message = "was killed"}, 40, false},
+      {"it has trained", 2, {.weight = 0, .rank = 4, .message = "was killed"}, 60, false},
+  };
+  for (const Row& row : rows) {
+    CAPTURE(row.what);
+    Job job(options_of(1, 3, 12));
+    begin_joined(job);
+    job.checkpoint = row.checkpoint;
+    for (const int node : {0, 1, 2})
+      if (node != row.by) job.fail(node, 1, {.weight = 2, .rank = 2 * node, .message = "peer"});
+    job.fail(row.by, 1, row.cause);
+    CHECK(job.look() == "end");
+    CHECK(job.look() == (row.refused ? "refuse cause" : "cause"));
+    CHECK(job.last.restarts);
+    CHECK(job.last.cause->exit_code == 1);
+    if (row.refused) {
+      CHECK(job.news.at(0).id == "id2");
+      CHECK_THAT(job.lines, Contains("host 2 (h2) cannot join: no data here") &&
+                                Contains("the job continues without it") &&
+                                !Contains("restarting"));
+    }
+    CHECK(job.look() == "run");
+    CHECK(job.members() == (row.refused ? "01" : "012"));
+  }
+}
+
+TEST_CASE("a host without which the job cannot train is not refused") {
+  Job job(options_of(2, 3, 12));
+  begin_elastic(job, {0, 1});
+  job.checkpoint = 20;
+  job.disconnect(1);
+  job.look(4200ms);
+  job.end({0}, 0);
+  job.look();
+  job.host(1, "again");
+  CHECK(job.look(200ms) == "run");
+  job.host(1, "again").round = 1;
+  job.host(1, "again").state = State::ended;
+  job.host(1, "again").cause = RoundCause{.weight = 0, .rank = 2, .message = "was killed"};
+  job.run({0}, 1);
+  CHECK(job.look() == "end");
+  job.end({0}, 1);
+  CHECK(job.look() == "cause");
+  CHECK_THAT(job.lines, Contains("restarting all ranks (2 of 3"));
+}
+
+TEST_CASE("checkpoints that cannot be read now are neither new nor gone") {
+  Job job(options_of(1, 3, 12));
+  job.checkpoint = 20;
+  begin_elastic(job, {0, 1});
+  // Each restart counts, although the folder can be read at every second one.
+  for (int64_t round = 0; round < 4; ++round) {
+    job.checkpoint = round % 2 == 0 ? std::nullopt : std::optional<int64_t>(20);
+    job.run({0, 1}, round);
+    job.end({1}, round);
+    job.fail(0, round, {.weight = 0, .step = 5, .rank = int(round), .message = "was killed"});
+    CHECK(job.look() == "end");
+    job.look(40s);
+  }
+  CHECK(job.last.kind == Kind::over);
+
+  Job joins(options_of(1, 3, 12));
+  joins.checkpoint = 20;
+  begin_elastic(joins, {0, 1});
+  joins.checkpoint.reset();
+  joins.host(2);
+  CHECK(joins.look(5s) == "");
+  joins.checkpoint = 20;  // as before
+  CHECK(joins.look() == "cause");
+  joins.checkpoint.reset();
+  CHECK(joins.look(5s) == "");
+  joins.checkpoint = 40;
+  CHECK(joins.look() == "cause kill");
 }
 
 TEST_CASE("notes and news are read as they were written, and others are refused") {
@@ -328,9 +517,13 @@ TEST_CASE("notes and news are read as they were written, and others are refused"
   CHECK(read->cause->rank == 5);
   CHECK(read->cause->text == "t\n");
   LauncherNews news{.kind = Kind::run, .round = 3, .members = {{1, "a", 2, 2}}, .world = 4};
+  news.restarts = true;
+  news.delay_s = 2.5;
   const auto read_news = parse_news(text_of(news));
   REQUIRE(read_news);
   CHECK(read_news->members.at(0).first_rank == 2);
+  CHECK(read_news->restarts);
+  CHECK(read_news->delay_s == 2.5);
   for (const std::string text : {"", "{}", "[]", "{\"id\": 1}", "null", "{\"kind\":\"run\"}"}) {
     CHECK_FALSE(parse_note(text));
     CHECK_FALSE(parse_news(text));

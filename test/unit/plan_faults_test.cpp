@@ -53,6 +53,15 @@ TEST_CASE("a fault is a mapping, a list of them, or single keys") {
     CHECK(faults[0].of_save == "block 3");
     CHECK((faults[0].rank == 1 && faults[0].step == 4));
   }
+  // A key alone means the only fault.
+  const std::string two = "debug.fault=[{at: adamw, step: 3}, {kind: kill, phase: forward}]";
+  const auto changed = faults_of({"debug.fault=[{at: adamw, step: 3}]", "debug.fault.rank=1"});
+  REQUIRE(changed.size() == 1);
+  CHECK(changed[0].launch == "adamw");
+  CHECK((changed[0].rank == 1 && changed[0].step == 3));
+  expect_error({.what = "two", .world = 2, .set = {two, "debug.fault.rank=1"}}, "debug.fault",
+               "`debug.fault.rank` may mean each of 2 items");
+  CHECK(faults_of({two, "debug.fault={at: adamw}"}).size() == 1);  // a mapping replaces the list
   CHECK(
       faults_of({"debug.fault={at: none, rank: 0, step: 1, kill: true}"}).empty());  // none at all
   CHECK(faults_of({"debug.fault=[]"}).empty());

@@ -137,10 +137,11 @@ class Print {
   MEMBERS(spec::GroupedAttention, heads, kv_heads, head_dim, window, rotary, head_norm, score_scale,
           score_cap, qkv_bias, proj_bias, value_head_dim, latent)
   MEMBERS(spec::LayerSpec, input_norms, output_norms, attention, mlp)
+  MEMBERS(spec::Lora, dim, alpha, dropout, layers)
   MEMBERS(spec::NormSpec, kind, eps, plus_one, bias)
   MEMBERS(spec::ModelSpec, hidden, vocab, max_positions, learned_positions, norm, layers,
           tied_embeddings, embedding_scale, residual_scale, logit_scale, logit_cap, hidden_dropout,
-          embedding_dropout, init_std)
+          embedding_dropout, init_std, lora)
   MEMBERS(RecomputeOptions, attention_core, norms, mlp, experts, experts_act, shared_expert, group,
           layers, keeps_router, cheap)
   MEMBERS(MuonOptions, on, momentum, nesterov, ns_steps, coefficients, eps, scale, scale_factor,
@@ -165,8 +166,9 @@ class Print {
           weights_from, ignore_keys)
   MEMBERS(DatasetOptions::Blend, prefixes, weights)
   MEMBERS(TokenizerOptions, path, model_vocab, unknown, assumed)
-  MEMBERS(DatasetOptions, train, validation, seq_length, packed_size, drop_long, packing, max_packs,
-          seed, tokenizer)
+  MEMBERS(DatasetOptions::Mock, samples, vocab_size)
+  MEMBERS(DatasetOptions, train, validation, rows, mock_train, mock_validation, seq_length,
+          packed_size, drop_long, packing, max_packs, seed, tokenizer)
   MEMBERS(DevicePlan, kind, threads, norm_sm_margin, gemm_sm_margin, dependent_launch,
           stream_sanitizer, compute_slowdown, deterministic, own_attention, own_grouped_gemm, nvtx,
           environment)

@@ -166,8 +166,8 @@ TEST_CASE("a class that a recipe names by _target_ chooses what it names") {
   Diagnostics data;
   plan::load_recipe_text(
       interchange::model_source(),
-      "dataset: {_target_: nemo_automodel.components.datasets.llm.squad.make_squad_dataset, "
-      "dataset_name: rajpurkar/squad, split: train}\n",
+      "dataset: {_target_: nemo_automodel.components.datasets.llm.xlam.make_xlam_dataset, "
+      "dataset_name: Salesforce/xlam, split: train}\n",
       "r.yaml", {}, data);
   INFO(listed(data));
   CHECK(count(data, Severity::error) == 1);
@@ -235,7 +235,8 @@ TEST_CASE("keys without a meaning are reported once, and those for missing featu
   expect_diagnostic("distributed: {offload_policy: {pin_memory: true}}\n", Severity::error,
                     "distributed.offload_policy", "host memory");
   CHECK_FALSE(diagnostics_of("distributed: {offload_policy: none}\n").has_errors());
-  expect_diagnostic("peft: {_target_: lora.PeftConfig, dim: 8}\n", Severity::error, "peft", "LoRA");
+  expect_diagnostic("peft: {_target_: lora.PeftConfig, use_dora: true}\n", Severity::error,
+                    "peft.use_dora", "DoRA");
   expect_diagnostic("checkpoint: {model_save_format: torch_save}\n", Severity::warning,
                     "checkpoint.model_save_format", "safetensors");
   CHECK_FALSE(diagnostics_of("step_scheduler: {num_epochs: 2}\n").has_errors());

@@ -3,6 +3,8 @@
 
 #include "base/error.h"
 #include "run/async_choice.h"
+#include "run/dry_run.h"
+#include "test/support/train_testing.h"
 
 namespace run_async_choice_test {
 
@@ -34,6 +36,22 @@ TEST_CASE("checkpoints are written in the background where all hosts have the me
   writes_form.writes_form = true;
   CHECK_THAT(choose_async(Async::automatic, {writes_form}).text,
              Contains("training with the Hugging Face form of a checkpoint another 2.00 GiB"));
+  writes_form.available = 20 * kGiB;
+  CHECK_THAT(choose_async(Async::automatic, {writes_form}).text,
+             Contains("8.00 GiB of host memory for 8 ranks, and the Hugging Face form of a "
+                      "checkpoint another 1.00 GiB while it is written"));
+}
+
+TEST_CASE("a dry run names the memory in which Hugging Face forms are written during training") {
+  using train_testing::tiny;
+  const auto report = [](const char* form, const char* async) {
+    return run::dry_run_report(
+        plan::make_plan(tiny({"checkpoint.every_steps=1", form, async}), 1, 300), {.width = 400});
+  };
+  const auto memory = Contains("and the Hugging Face form of a checkpoint another 128 MiB");
+  CHECK_THAT(report("checkpoint.save_consolidated=every", "checkpoint.async=auto"), memory);
+  CHECK_THAT(report("checkpoint.save_consolidated=every", "checkpoint.async=false"), !memory);
+  CHECK_THAT(report("checkpoint.save_consolidated=final", "checkpoint.async=auto"), !memory);
 }
 
 }  // namespace run_async_choice_test

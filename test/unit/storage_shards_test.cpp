@@ -33,9 +33,10 @@ int64_t element_of(const StridedRun& r, int64_t i) {
   return r.first + i / r.count * r.stride + i % r.count;
 }
 
-// Writes a file with these pieces of the tensor `x`, and lists them in the index.
+// Writes a file with these pieces of the tensor `x`, and lists them in the index. `more` is added
+// to its values.
 void write_shard(const fs::path& folder, TensorSet set, int rank, DType dtype,
-                 const std::vector<StridedRun>& runs, CheckpointIndex& index) {
+                 const std::vector<StridedRun>& runs, CheckpointIndex& index, float more) {
   const std::string name = shard_file_name(set, rank);
   std::vector<TensorInfo> infos;
   for (const StridedRun& r : runs) infos.push_back({piece_name("x", r), dtype, {r.total()}});
@@ -43,7 +44,7 @@ void write_shard(const fs::path& folder, TensorSet set, int rank, DType dtype,
   for (const StridedRun& r : runs) {
     std::vector<float> values;
     std::vector<bf16> narrow;
-    for (int64_t i = 0; i < r.total(); ++i) values.push_back(value_of(element_of(r, i)));
+    for (int64_t i = 0; i < r.total(); ++i) values.push_back(value_of(element_of(r, i)) + more);
     for (const float v : values) narrow.push_back(bf16(v));
     if (dtype == DType::f32)
       file.write(piece_name("x", r), {values.data(), r.total(), dtype});
@@ -58,7 +59,8 @@ void write_shard(const fs::path& folder, TensorSet set, int rank, DType dtype,
 // A tensor (rows, 12) whose columns four ranks have; the first two divide theirs by rows.
 fs::path save_columns(const fs::path& root, int64_t step, int64_t rows,
                       const std::vector<TensorSet>& sets = {TensorSet::weights,
-                                                            TensorSet::optimizer}) {
+                                                            TensorSet::optimizer},
+                      float more = 0) {
   CheckpointWriter writer(root, step);
   CheckpointIndex index;
   const int64_t half = rows / 2;
@@ -68,11 +70,12 @@ fs::path save_columns(const fs::path& root, int64_t step, int64_t rows,
     const auto columns = [&](int64_t part, int64_t begin, int64_t n) {
       return StridedRun{.first = begin * 12 + part * 3, .count = 3, .times = n, .stride = 12};
     };
-    write_shard(writer.folder(), set, 0, dtype, {columns(0, 0, half)}, index);
-    write_shard(writer.folder(), set, 1, dtype, {columns(1, half, rows - half)}, index);
-    write_shard(writer.folder(), set, 2, dtype,
-                {columns(1, 0, half), columns(0, half, rows - half)}, index);
-    write_shard(writer.folder(), set, 3, dtype, {columns(2, 0, rows), columns(3, 0, rows)}, index);
+    const std::vector<StridedRun> of_rank[]{{columns(0, 0, half)},
+                                            {columns(1, half, rows - half)},
+                                            {columns(1, 0, half), columns(0, half, rows - half)},
+                                            {columns(2, 0, rows), columns(3, 0, rows)}};
+    for (int rank = 0; rank < 4; ++rank)
+      write_shard(writer.folder(), set, rank, dtype, of_rank[rank], index, more);
   }
   writer.set_index(index, {});
   return writer.commit();
@@ -174,6 +177,7 @@ TEST_CASE("pieces are written in few bytes, and any other text is refused") {
 }
 
 TEST_CASE("a damaged index or shard is named, and nothing of it is loaded") {
+  constexpr int64_t kLengths = 20;
   const TemporaryFolder root;
   const fs::path folder = save_columns(root.path, 7, 11);
   CHECK(complaint(folder).empty());
@@ -181,14 +185,17 @@ TEST_CASE("a damaged index or shard is named, and nothing of it is loaded") {
   for (const auto& entry : fs::directory_iterator(folder)) {
     const std::string name = entry.path().filename().string();
     const auto size = int64_t(entry.file_size());
-    for (int i = 0; i < 12; ++i) {
-      const FlippedBit flipped(entry.path(), int64_t(random() % uint64_t(size)), int(random() % 8));
-      CAPTURE(name);
+    CAPTURE(name, size);
+    for (int64_t byte = 0; byte < size; ++byte) {
+      const FlippedBit flipped(entry.path(), byte, int(random() % 8));
+      CAPTURE(byte);
       const std::string file = name.substr(0, name.find(".sums"));
       CHECK_THAT(complaint(folder), Contains(file));
     }
     const std::string sound = read_file(entry.path());
-    for (const int64_t length : {int64_t(0), size / 2, size - 1}) {
+    for (int64_t i = 1; i <= kLengths; ++i) {
+      const int64_t length = size - (size * i + kLengths - 1) / kLengths;
+      CAPTURE(length);
       write_file_atomic(entry.path(), sound.substr(0, size_t(length)));
       CHECK_THAT(complaint(folder), Contains(name));
     }
@@ -203,6 +210,32 @@ TEST_CASE("a damaged index or shard is named, and nothing of it is loaded") {
   fs::rename(folder / "a", folder / "optimizer-00000.safetensors");
   CHECK_THAT(complaint(folder),
              Contains("weights-00000.safetensors") || Contains("optimizer-00000.safetensors"));
+}
+
+TEST_CASE("a file of another step is named, with and without its checksums") {
+  const TemporaryFolder root;
+  const fs::path folder = save_columns(root.path, 7, 11);
+  const fs::path other =
+      save_columns(root.path, 8, 11, {TensorSet::weights, TensorSet::optimizer}, 1);
+  int files = 0;
+  for (const auto& entry : fs::directory_iterator(other)) {
+    const std::string name = entry.path().filename().string(), sums = name + ".sums";
+    if (!name.ends_with(".safetensors")) continue;
+    CAPTURE(name);
+    ++files;
+    REQUIRE(entry.file_size() == fs::file_size(folder / name));
+    const std::string sound = read_file(folder / name), sound_sums = read_file(folder / sums);
+    write_file_atomic(folder / name, read_file(other / name));
+    CHECK_THAT(complaint(folder), Contains(name) && Contains("is damaged"));
+    write_file_atomic(folder / sums, read_file(other / sums));
+    CHECK_THAT(complaint(folder), Contains(sums) && Contains("is damaged"));
+    write_file_atomic(folder / name, sound);
+    write_file_atomic(folder / sums, sound_sums);
+  }
+  CHECK(files == 8);
+  CHECK(complaint(folder).empty());
+  write_file_atomic(folder / kIndexJson, read_file(other / kIndexJson));
+  CHECK_THAT(complaint(folder), Contains("index.json") && Contains("is damaged"));
 }
 
 TEST_CASE("an index that does not describe each element once is refused") {

@@ -9,6 +9,7 @@
 #include <set>
 #include <thread>
 
+#include "base/disk_space.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "storage/checkpoint_dir.h"
@@ -117,7 +118,7 @@ TEST_CASE("a lease renews the time of its folder, and ends with its object") {
 
 TEST_CASE("space is asked for before a checkpoint is written, and both numbers are named") {
   const TemporaryFolder folder;
-  const int64_t free = free_bytes(folder.path);
+  const int64_t free = free_disk_bytes(folder.path);
   REQUIRE(free > 0);
   require_space(folder.path, free / 2);
   CHECK_THROWS_WITH(require_space(folder.path, int64_t{1} << 60),

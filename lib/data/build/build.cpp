@@ -67,7 +67,7 @@ class Builder {
  private:
   bool pairs() const { return fields_.size() == 2; }  // of prompts and answers
   bool chats() const { return !options_.messages_field.empty(); }
-  bool masked() const { return pairs() || chats(); }
+  bool masked() const { return options_.lines ? options_.lines->masked() : pairs() || chats(); }
 
   // A chat template writes the beginning of its texts.
   static std::vector<int32_t> begin_of(const BuildOptions& options, const Tokenizer& tokenizer) {
@@ -154,6 +154,7 @@ class Builder {
       const std::string_view line = text.substr(at, end - at);
       at = end + 1;
       if (trim(line).empty()) continue;
+      if (options_.lines && !options_.lines->wants(chunk.file, line_number)) continue;
       LineFault fault;
       if (encode_line(line, chunk, fault, out)) {
         out.ends.push_back(out.tokens.size());
@@ -169,6 +170,7 @@ class Builder {
   // Returns false, and sets `fault`, if the line cannot be used.
   bool encode_line(std::string_view line, const Chunk& chunk, LineFault& fault,
                    Encoded& out) const {
+    if (options_.lines) return options_.lines->encode(line, fault, out.tokens, out.labels);
     if (chats()) {
       const auto chat = chat_of_line(line, options_.messages_field, *options_.chat, fault);
       if (chat) encode_chat(*chat, tokenizer_, out.tokens, out.labels);

@@ -3,7 +3,9 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "data/chat/chat_template.h"
@@ -30,6 +32,21 @@ enum class ValidationSplit {
   tail,       // the end of the input, cut between documents; at a line if a file is one document
 };
 
+struct LineFault;
+
+// Makes the tokens of JSON lines. Several threads call it at once.
+class LineEncoder {
+ public:
+  virtual ~LineEncoder() = default;
+  virtual bool masked() const = 0;  // false: every token counts as a label
+  // Whether the line, counted from 1, is a part of the data.
+  virtual bool wants(const std::filesystem::path& file, int64_t line) const = 0;
+  // Appends the line's tokens, and whether each counts as a label. If the line cannot be used,
+  // returns false and sets `fault`.
+  virtual bool encode(std::string_view line, LineFault& fault, std::vector<int32_t>& tokens,
+                      std::vector<uint8_t>& labels) const = 0;
+};
+
 struct BuildOptions {
   std::vector<std::filesystem::path> inputs;  // files, or folders: all files in one, sorted by name
   std::filesystem::path output;               // prefix of the .bin/.idx pair
@@ -44,6 +61,8 @@ struct BuildOptions {
   // none are added unless `bos` is `always` or append_eod is true.
   std::string messages_field;
   std::shared_ptr<const ChatTemplate> chat;  // not null with messages_field
+  // Makes the tokens of JSON lines instead of the fields above.
+  std::shared_ptr<const LineEncoder> lines;
   DocumentSplit split = DocumentSplit::file;
   std::string separator = "%";
   BeginOfText bos = BeginOfText::automatic;

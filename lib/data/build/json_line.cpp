@@ -102,7 +102,7 @@ std::optional<std::vector<std::string>> texts_of_line(std::string_view line,
 }
 
 std::optional<ChatText> chat_of_line(std::string_view line, const std::string& field,
-                                     const ChatTemplate& chat, LineFault& fault) {
+                                     const ChatTemplate& chat, LineFault& fault, bool headers) {
   try {
     const auto row = parse_ordered_json(line, "the line");
     if (!row.is_object()) {
@@ -118,7 +118,7 @@ std::optional<ChatText> chat_of_line(std::string_view line, const std::string& f
       fault.why = "the conversation has no message of the assistant, so no label";
       return std::nullopt;
     }
-    return chat.training_text(conversation);
+    return chat.training_text(conversation, headers);
   } catch (const UserError& e) {
     fault.why = e.message();
     if (!e.hint().empty()) fault.hint = e.hint();

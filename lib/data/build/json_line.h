@@ -21,8 +21,9 @@ std::optional<std::vector<std::string>> texts_of_line(std::string_view line,
                                                       bool earlier, LineFault& fault);
 
 // Returns the text of the conversation in this field, for training. If there is none, or the
-// template refuses it, returns nothing and sets `fault`.
+// template refuses it, returns nothing and sets `fault`. `headers` is as in training_text().
 std::optional<ChatText> chat_of_line(std::string_view line, const std::string& field,
-                                     const ChatTemplate& chat, LineFault& fault);
+                                     const ChatTemplate& chat, LineFault& fault,
+                                     bool headers = false);
 
 }  // namespace mtrain::data

@@ -90,10 +90,10 @@ std::string ChatTemplate::render(const Conversation& conversation, bool ask) con
   return render_first(conversation, conversation.messages.size(), ask, false).text;
 }
 
-ChatText ChatTemplate::training_text(const Conversation& conversation) const {
+ChatText ChatTemplate::training_text(const Conversation& conversation, bool headers) const {
   const bool track = template_.has_generation();
   jinja::Rendered all = render_first(conversation, conversation.messages.size(), false, track);
-  if (!track) all.generated = spans_by_prefixes(conversation, all.text);
+  if (!track) all.generated = spans_by_prefixes(conversation, all.text, headers);
   std::erase_if(all.generated, [](const auto& span) { return span.first == span.second; });
   if (all.generated.empty())
     throw UserError(fmt::format("{} marks no text of the assistant", name()));
@@ -101,13 +101,13 @@ ChatText ChatTemplate::training_text(const Conversation& conversation) const {
 }
 
 std::vector<std::pair<size_t, size_t>> ChatTemplate::spans_by_prefixes(
-    const Conversation& conversation, const std::string& text) const {
+    const Conversation& conversation, const std::string& text, bool headers) const {
   std::vector<std::pair<size_t, size_t>> spans;
   for (size_t i = 0; i < conversation.messages.size(); ++i) {
     if (!conversation.by_assistant[i]) continue;
     const bool last = i + 1 == conversation.messages.size();
     const std::string through = last ? text : render_first(conversation, i + 1, false, false).text;
-    std::string before = render_first(conversation, i, true, false).text;
+    std::string before = render_first(conversation, i, !headers, false).text;
     if (!through.starts_with(before)) before = render_first(conversation, i, false, false).text;
     if (!through.starts_with(before) || !text.starts_with(through))
       throw UserError(

@@ -45,8 +45,8 @@ class ChatTemplate {
   // Renders a conversation for training. The assistant's spans are those of the template's blocks
   // `generation`. Without such blocks, an answer is what the text has more than the text of the
   // messages before it, and the end of a turn belongs to it. The text of the first messages must
-  // then be a prefix of the text of all.
-  ChatText training_text(const Conversation& conversation) const;
+  // then be a prefix of the text of all. `headers`: the text that asks for an answer belongs to it.
+  ChatText training_text(const Conversation& conversation, bool headers = false) const;
 
   // Returns the text that ends an answer, such as "<|im_end|>"; empty if there is none.
   std::string end_of_turn() const;
@@ -57,7 +57,8 @@ class ChatTemplate {
   jinja::Rendered render_first(const Conversation& conversation, size_t count, bool ask,
                                bool track) const;
   std::vector<std::pair<size_t, size_t>> spans_by_prefixes(const Conversation& conversation,
-                                                           const std::string& text) const;
+                                                           const std::string& text,
+                                                           bool headers) const;
 
   jinja::Template template_;
   jinja::Variables special_tokens_;

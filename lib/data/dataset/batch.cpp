@@ -14,7 +14,7 @@ void leave_out_if_all_valid(Batch& batch) {
 }
 
 // Returns samples first to first + n - 1; those at or after `limit` are masked.
-Batch collect(const Dataset& dataset, int64_t first, int64_t n, int64_t limit) {
+Batch collect_samples(const Dataset& dataset, int64_t first, int64_t n, int64_t limit) {
   const int64_t length = dataset.seq_length();
   const bool packed = dataset.packed();
   Batch batch = packed ? Batch{.B = 1, .S = n * length, .packs = n} : Batch{.B = n, .S = length};
@@ -47,6 +47,32 @@ Batch collect(const Dataset& dataset, int64_t first, int64_t n, int64_t limit) {
   }
   leave_out_if_all_valid(batch);
   return batch;
+}
+
+// Returns rows first to first + n - 1, one after the other; those at or after `limit` are left out.
+Batch collect_rows(const Dataset& dataset, int64_t first, int64_t n, int64_t limit) {
+  Batch batch{.B = 1, .packs = n};
+  Sample sample;
+  for (int64_t b = 0; b < n && first + b < limit; ++b) {
+    dataset.sample(first + b, sample);
+    const auto length = int64_t(sample.input.size());
+    MT_CHECK(sample.documents == std::vector{length}, "a row of {} documents",
+             sample.documents.size());
+    batch.input.insert(batch.input.end(), sample.input.begin(), sample.input.end());
+    batch.label.insert(batch.label.end(), sample.label.begin(), sample.label.end());
+    batch.position.insert(batch.position.end(), sample.position.begin(), sample.position.end());
+    batch.documents.push_back(length);
+    if (n > 1) batch.pack.insert(batch.pack.end(), size_t(length), int32_t(b));
+  }
+  batch.S = int64_t(batch.input.size());
+  batch.unmasked = batch.S - std::ranges::count(batch.label, -1);
+  // A rank without a row computes on padding.
+  return batch.S > 0 ? batch : pad_rows(std::move(batch), 2);
+}
+
+Batch collect(const Dataset& dataset, int64_t first, int64_t limit, const LoaderOptions& o) {
+  return dataset.fixed_length() ? collect_samples(dataset, first, o.micro_batch, limit)
+                                : collect_rows(dataset, first, o.micro_batch, limit);
 }
 
 void check_ranks(const LoaderOptions& o) {
@@ -130,6 +156,25 @@ Batch share_of_batch(const Batch& whole, int64_t rank, int64_t ranks, int64_t mu
   return share;
 }
 
+int64_t Batch::tokens() const {
+  return valid.empty() ? B * S : int64_t(std::ranges::count(valid, 1));
+}
+
+Batch pad_rows(Batch batch, int64_t multiple) {
+  const int64_t end = round_up(std::max<int64_t>(batch.S, 1), multiple), rest = end - batch.S;
+  if (rest == 0 || batch.packs == 0) return batch;
+  if (batch.valid.empty()) batch.valid.assign(size_t(batch.S), 1);
+  batch.input.resize(size_t(end), 0);
+  batch.label.resize(size_t(end), -1);
+  batch.valid.resize(size_t(end), 0);
+  batch.position.resize(size_t(end));
+  std::iota(batch.position.end() - rest, batch.position.end(), 0);
+  if (batch.packs > 1) batch.pack.resize(size_t(end), 0);
+  batch.documents.push_back(rest);
+  batch.S = end;
+  return batch;
+}
+
 BatchLoader::BatchLoader(std::shared_ptr<const Dataset> dataset, const LoaderOptions& options)
     : dataset_(std::move(dataset)), options_(options) {
   check_ranks(options_);
@@ -146,7 +191,7 @@ Batch BatchLoader::make(int64_t step, int64_t k) const {
   const auto& o = options_;
   const int64_t first = first_sample_ + (step - first_step_) * o.global_batch +
                         (k * o.dp_size + o.dp_rank) * o.micro_batch;
-  return collect(*dataset_, first, o.micro_batch, first + o.micro_batch);
+  return collect(*dataset_, first, first + o.micro_batch, o);
 }
 
 void BatchLoader::begin_at(int64_t step, int64_t sample) {
@@ -186,7 +231,7 @@ int64_t ValidationLoader::batches() const {
 Batch ValidationLoader::batch(int64_t i) const {
   MT_CHECK(i >= 0 && i < batches(), "batch {} of {}", i, batches());
   const int64_t first = (i * options_.dp_size + options_.dp_rank) * options_.micro_batch;
-  return collect(*dataset_, first, options_.micro_batch, samples_);
+  return collect(*dataset_, first, samples_, options_);
 }
 
 }  // namespace mtrain::data

@@ -20,7 +20,8 @@ struct PositionRun {
 // Packs are different: all packs of a micro-batch follow each other in one sequence, so B is 1. A
 // document attends only to itself and counts its own positions, whether the next pack lies beside
 // it or after it. One sequence keeps the rows of each document contiguous. Attention, cuDNN and
-// context parallelism need that, and they treat n packs of S tokens as one pack of n S.
+// context parallelism need that, and they treat n packs of S tokens as one pack of n S. Rows are
+// packs of one document each, which differ in length.
 struct Batch {
   int64_t B = 0, S = 0;
   std::vector<int32_t> input, label, position;  // (S * B); a label of -1 has no loss
@@ -32,6 +33,7 @@ struct Batch {
   std::vector<PositionRun> runs;   // the positions of a share; empty: all
 
   int64_t samples() const { return packs > 0 ? packs : B; }
+  int64_t tokens() const;  // without padding
 };
 
 // Returns the part of `whole` that rank `rank` of `ranks` computes under context parallelism. Each
@@ -43,6 +45,10 @@ struct Batch {
 // masked tokens then makes a packed share a multiple of `multiple`. The share's `runs` number the
 // tokens as in `whole`, and the padding from whole.S upwards; padding counts to the first pack.
 Batch share_of_batch(const Batch& whole, int64_t rank, int64_t ranks, int64_t multiple = 1);
+
+// Appends a document of masked tokens to rows, so that their length is a multiple of `multiple`.
+// Other batches have such a length, and stay as they are.
+Batch pad_rows(Batch batch, int64_t multiple);
 
 struct LoaderOptions {
   int64_t global_batch = 1;  // samples per step, over all data-parallel ranks

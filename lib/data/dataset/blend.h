@@ -49,6 +49,7 @@ class BlendDataset final : public Dataset {
   int64_t seq_length() const override { return datasets_.front()->seq_length(); }
   int64_t size() const override;
   bool packed() const override { return datasets_.front()->packed(); }
+  bool fixed_length() const override { return datasets_.front()->fixed_length(); }
   void sample(int64_t index, Sample& out) const override;
   std::string note() const override;
 

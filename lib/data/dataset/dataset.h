@@ -20,6 +20,8 @@ class Dataset {
   virtual int64_t size() const = 0;  // samples of an epoch
   // Whether samples are packs. All of them then have documents; otherwise none has.
   virtual bool packed() const { return false; }
+  // Whether every sample has seq_length() tokens; otherwise none has more.
+  virtual bool fixed_length() const { return true; }
   // Writes sample `index` >= 0 of the stream to `out`. The sample is a pure function of the index.
   // Several threads may call it at the same time.
   virtual void sample(int64_t index, Sample& out) const = 0;

@@ -27,6 +27,7 @@ class IdCheck {
   // Updates largest() from a bounded number of evenly spaced tokens, and refuses nothing. `sets` is
   // how many sets of tokens share the bound.
   void look_at(const IndexedDataset& tokens, int64_t sets = 1) const;
+  int64_t rows() const { return rows_; }
   int32_t largest() const { return *largest_; }  // of all ids seen so far; -1: none
 
  private:

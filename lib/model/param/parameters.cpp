@@ -44,11 +44,17 @@ std::vector<Piece> pieces_of(const std::vector<Parameter*>& params, int64_t leas
 // sees the same ranges, and the gradient norm has the same bits.
 std::vector<Piece> pieces_of(const ParamUnit& unit) {
   const Sharding& s = unit.sharding;
-  if (s.ranks == 1) return pieces_of(unit.params, s.piece);
-  std::vector<Parameter*> plain, quantized;
-  for (Parameter* p : unit.params) (p->quantized ? quantized : plain).push_back(p);
-  std::vector<Piece> pieces = pieces_of(plain, s.piece);
-  std::ranges::move(pieces_of(quantized, s.piece), std::back_inserter(pieces));
+  std::vector<Piece> pieces;
+  for (const bool quantized : {false, true})
+    for (const bool frozen : {false, true}) {
+      std::vector<Parameter*> of_kind;
+      for (Parameter* p : unit.params)
+        if ((s.ranks > 1 && p->quantized) == quantized && p->frozen == frozen) of_kind.push_back(p);
+      for (Piece& piece : pieces_of(of_kind, s.piece)) {
+        piece.frozen = frozen;
+        pieces.push_back(std::move(piece));
+      }
+    }
   return pieces;
 }
 
@@ -56,7 +62,7 @@ std::vector<Piece> pieces_of(const ParamUnit& unit) {
 void lay_out_unit(ParamUnit& unit) {
   unit.pieces = pieces_of(unit);
   const int64_t whole = std::lcm(kAlign, kPartAlign * unit.sharding.ranks);
-  unit.count = 0;
+  unit.count = unit.trained_count = 0;
   for (Piece& piece : unit.pieces) {
     piece.begin = piece.decay_end = unit.count;
     for (Parameter* p : piece.params) {
@@ -66,6 +72,7 @@ void lay_out_unit(ParamUnit& unit) {
     }
     unit.count = piece.begin + round_up(unit.count - piece.begin, whole);
     piece.count = unit.count - piece.begin;
+    if (!piece.frozen) unit.trained_count = unit.count;
   }
   const auto quantized =
       std::ranges::find_if(unit.pieces, [](const Piece& p) { return p.params.front()->quantized; });
@@ -100,13 +107,14 @@ void allocate(Stream& stream, ParamUnit& unit, DType compute, bool training, boo
   if (!s.values) ParamStore::set_value(unit, full(unit.plain_count(), compute), quantized);
   if (half && training && masters)
     unit.own_master =
-        zeros(stream, unit.own_count(), DType::f32, device::MemoryCategory::optimizer);
+        zeros(stream, unit.trained_count / s.ranks, DType::f32, device::MemoryCategory::optimizer);
   if (!training) return;
   if (s.grads)
-    unit.own_grad = zeros(stream, unit.own_count(), DType::f32, device::MemoryCategory::grads);
+    unit.own_grad =
+        zeros(stream, unit.trained_count / s.ranks, DType::f32, device::MemoryCategory::grads);
   else
-    ParamStore::set_grad(unit,
-                         zeros(stream, unit.count, DType::f32, device::MemoryCategory::grads));
+    ParamStore::set_grad(
+        unit, zeros(stream, unit.trained_count, DType::f32, device::MemoryCategory::grads));
 }
 
 void find_owned(ParamUnit& unit, DType compute) {
@@ -120,11 +128,12 @@ void find_owned(ParamUnit& unit, DType compute) {
         return whole ? whole.flat(from, {to - from}) : Tensor();
       };
       const Tensor value = range(unit.value, unit.own_value),
-                   grad = range(unit.grad, unit.own_grad);
+                   grad = piece.frozen ? Tensor() : range(unit.grad, unit.own_grad),
+                   master = piece.frozen ? Tensor() : range({}, unit.own_master);
       const bool half = compute != DType::f32;
       unit.owned.push_back({.begin = from,
                             .count = to - from,
-                            .master = half ? range({}, unit.own_master) : value,
+                            .master = half ? master : value,
                             .grad = grad,
                             .value = half ? value : Tensor()});
     };
@@ -135,7 +144,9 @@ void find_owned(ParamUnit& unit, DType compute) {
 }
 
 void set_views(ParamUnit& unit, const Tensor& flat, Tensor Parameter::*which) {
-  for (Parameter* p : unit.params) p->*which = flat ? flat.flat(p->begin, p->shape) : Tensor();
+  // Gradients and master weights end before the frozen parameters.
+  for (Parameter* p : unit.params)
+    p->*which = p->begin < flat.count() ? flat.flat(p->begin, p->shape) : Tensor();
 }
 
 }  // namespace
@@ -155,7 +166,9 @@ ParamSpec part_of(const spec::TensorSpec& t, ShardSpec shard, ExpertShard expert
               .rows = t.split.padded ? t.full_shape[0] : -1,
               .matmul_grad = t.role != TensorRole::vector,
               .shard = std::move(shard),
-              .experts = experts};
+              .experts = experts,
+              .frozen = t.frozen,
+              .adapter = t.adapter};
   if (t.role == TensorRole::matrix)
     for (const spec::RowSection& s : t.split.sections) p.stacked.push_back(s.count());
   if (t.split.experts) p.shape[0] = exact_div(p.shape[0], int64_t(experts.ranks));
@@ -319,6 +332,13 @@ void ParamStore::set_grad(ParamUnit& unit, const Tensor& grad) {
   set_views(unit, grad, &Parameter::grad);
 }
 
+Tensor vector_grad(Stream& stream, const Parameter& p) {
+  if (!p.frozen) return p.grad;
+  const Tensor unread = Tensor::empty(stream, p.shape, DType::f32, device::MemoryCategory::buffers);
+  ops::fill(stream, unread, 0);
+  return unread;
+}
+
 std::vector<OwnedPart> owned_parts(const Parameter& p) {
   std::vector<OwnedPart> parts;
   for (const OwnedRange& range : p.unit->owned) {
@@ -342,6 +362,7 @@ NormGrads norm_grads(ParamStore& params) {
                                 p->begin + (r.here + r.count) * p->columns());
     for (const OwnedRange& range : unit->owned) {
       const int64_t range_end = range.begin + range.count;
+      if (!range.grad) continue;
       int64_t at = range.begin;
       const auto take_to = [&](int64_t end, std::vector<Tensor>& into) {
         end = std::min(end, range_end);
@@ -371,21 +392,35 @@ void write_part(Stream& stream, const OwnedPart& part,
   fill(to);
   if (part.range->value) ops::cast(stream, to, at(part.range->value));
 }
+
+// Adapters alone have uniform numbers. They are few, so the host computes them.
+void fill_random(Stream& stream, const Tensor& to, const Parameter& p, uint64_t key,
+                 int64_t first) {
+  if (p.init == Init::normal) return ops::fill_normal(stream, to, key, first, p.std);
+  const auto values = std::make_shared<std::vector<float>>(size_t(to.count()));
+  for (int64_t i = first; i < first + to.count();) {
+    const auto four = Philox::block(key, uint64_t(i) / 4);
+    for (int64_t lane = i % 4; lane < 4 && i < first + to.count(); ++lane, ++i)
+      (*values)[size_t(i - first)] = p.std * (float(four[size_t(lane)] >> 8) * 0x1p-23f - 1);
+  }
+  stream.upload(to, values, values->data());
+}
 }  // namespace
 
 void ParamStore::initialize(Stream& stream, uint64_t seed) {
   for (Parameter& p : params_) {
-    const auto runs = p.init == Init::normal ? p.runs() : std::vector<ElementRun>();
+    const bool random = p.init == Init::normal || p.init == Init::uniform;
+    const auto runs = random ? p.runs() : std::vector<ElementRun>();
     for (const OwnedPart& part : owned_parts(p))
       write_part(stream, part, [&](const Tensor& to) {
-        if (p.init != Init::normal)
+        if (p.init == Init::zeros || p.init == Init::ones)
           return ops::fill(stream, to, p.init == Init::ones ? 1.0f : 0.0f);
         for (const ElementRun& r : runs) {
           const int64_t begin = std::max(r.here, part.in_param),
                         end = std::min(r.here + r.count, part.in_param + part.count);
           if (begin < end)
-            ops::fill_normal(stream, to.flat(begin - part.in_param, {end - begin}),
-                             rng_key(seed, p.name), r.full + begin - r.here, p.std);
+            fill_random(stream, to.flat(begin - part.in_param, {end - begin}), p,
+                        rng_key(seed, p.name), r.full + begin - r.here);
         }
       });
   }
@@ -411,6 +446,7 @@ void ParamStore::zero_grads(Stream& stream, ParamUnit& unit) {
 }
 
 void ParamStore::zero_grad(Stream& stream, Parameter& p) {
+  if (p.frozen) return;
   p.fresh = p.matmul_grad;
   if (!p.matmul_grad) ops::fill(stream, p.grad, 0);
 }

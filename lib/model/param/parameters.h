@@ -46,7 +46,8 @@ struct ParamSpec {
   std::string name;  // the same under every layout: "layers.3.attention.qkv.weight"
   Shape shape;       // shape of this rank's tensor, padding included
   Init init = Init::normal;
-  float std = 0.02f;  // standard deviation under Init::normal
+  // Standard deviation under Init::normal; the largest magnitude under Init::uniform.
+  float std = 0.02f;
   TensorRole role = TensorRole::matrix;
   // Rows of the layout-free tensor. A rank's rows beyond them are padding and stay zero. -1:
   // nothing is padded.
@@ -64,6 +65,9 @@ struct ParamSpec {
   // Another rank of the pipeline has the same parameter; that rank saves it, and counts it in the
   // gradient norm.
   bool copy = false;
+  // Training does not change it: it has no gradient, no master weight and no moments.
+  bool frozen = false;
+  bool adapter = false;  // A or B of an adapter, which the weights of a base model lack
 
   // Whether weight decay applies unless the recipe says otherwise.
   bool decays() const { return role == TensorRole::matrix || role == TensorRole::table; }
@@ -133,12 +137,13 @@ struct Sharding {
   std::optional<DType> quantized = std::nullopt;
 };
 
-// Neighbouring parameters of a unit. Those that decay come first, so that the optimizer sees at
-// most two ranges. If the unit is sharded, a piece has only weights that GEMMs read in 8 bits, or
-// none of them.
+// Neighbouring parameters of a unit. Frozen pieces follow the others. Parameters that decay come
+// first, so that the optimizer sees at most two ranges. If the unit is sharded, a piece has only
+// weights that GEMMs read in 8 bits, or none of them.
 struct Piece {
   int64_t begin = 0, count = 0;  // elements in the unit; every rank owns count / ranks of them
   int64_t decay_end = 0;  // elements of the unit in [begin, decay_end) decay, the rest do not
+  bool frozen = false;    // all of its parameters are, or none
   std::vector<Parameter*> params;
 };
 
@@ -146,8 +151,8 @@ struct Piece {
 struct OwnedRange {
   int64_t begin, count;  // elements in the unit
   Tensor master;         // fp32; absent if bf16 values are trained without master weights
-  Tensor grad;
-  Tensor value;  // in the compute dtype; absent if that is fp32: the master weights compute
+  Tensor grad;           // absent if the parameters are frozen
+  Tensor value;          // in the compute dtype; absent if that is fp32: the master weights compute
 
   const Tensor& weights() const { return master ? master : value; }  // what the optimizer updates
 };
@@ -160,18 +165,21 @@ struct ParamUnit {
   bool in_fp32 = false;
   std::vector<Parameter*> params;  // in the order of declaration, which is the order of forward
   std::vector<Piece> pieces;
-  int64_t count = 0;  // elements, padding included
+  int64_t count = 0;          // elements, padding included
+  int64_t trained_count = 0;  // the elements before the frozen pieces; gradients have no others
   // The first element of the weights that GEMMs read in 8 bits, which follow all others if the unit
   // is sharded; `count` if there are none.
   int64_t quantized_begin = 0;
   Sharding sharding;
   std::vector<OwnedRange> owned;
-  // Flat tensors of the whole unit; absent while sharded. If weights are gathered in 8 bits,
-  // `value` has the elements before quantized_begin, and quantized_value the others.
+  // Flat tensors of the whole unit; absent while sharded. `grad` has trained_count elements. If
+  // weights are gathered in 8 bits, `value` has the elements before quantized_begin, and
+  // quantized_value the others.
   Tensor value, grad, quantized_value;
   // Flat tensors of the part that this rank owns, piece after piece. own_value and own_grad are
   // absent if the tensors above hold that part. own_master is absent if values are fp32, which are
-  // their own masters, and if bf16 values are trained without masters.
+  // their own masters, and if bf16 values are trained without masters. Frozen elements, which are
+  // the last, have a value alone.
   Tensor own_value, own_master, own_grad;
   // This rank's part of quantized_value.
   Tensor own_quantized;
@@ -240,6 +248,9 @@ class ParamStore {
   std::deque<ParamUnit> units_;
   int64_t stage_ = 0;
 };
+
+// Returns where a kernel adds the gradient of a vector: memory that nobody reads if it is frozen.
+Tensor vector_grad(Stream& stream, const Parameter& p);
 
 // The part of a parameter's real elements that lies in an owned range.
 struct OwnedPart {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "model/param/parameters.h"
 
 namespace mtrain::model {
 
@@ -15,7 +16,7 @@ void WgradQueue::push(Entry entry) {
 }
 
 void WgradQueue::ready(Parameter& p) {
-  if (on_ready_) on_ready_(p);
+  if (on_ready_ && !p.frozen) on_ready_(p);
 }
 
 void WgradQueue::hold(bool on) { holding_ = on; }

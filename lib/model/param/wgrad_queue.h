@@ -25,7 +25,8 @@ class WgradQueue {
   explicit WgradQueue(OnReady on_ready = {}) : on_ready_(std::move(on_ready)) {}
 
   void push(Entry entry);
-  // Says that a gradient which was computed outside the queue is complete.
+  // Says that a gradient which was computed outside the queue is complete. Frozen parameters have
+  // none, and are never reported.
   void ready(Parameter& p);
   // From now on pushed entries wait (true) or run at once (false). Held entries keep waiting.
   void hold(bool on);

@@ -17,6 +17,7 @@ class BucketedGrads : public GradSync {
     for (auto unit = units.rbegin(); unit != units.rend(); ++unit) {
       const UnitGroups* const of_unit = &groups_.of(**unit);
       for (auto piece = (*unit)->pieces.rbegin(); piece != (*unit)->pieces.rend(); ++piece) {
+        if (piece->frozen) continue;
         const auto at = open.find(of_unit);
         if (at == open.end() || buckets_[at->second].elements >= bucket_size ||
             buckets_[at->second].stage != (*unit)->stage) {

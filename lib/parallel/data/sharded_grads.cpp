@@ -41,6 +41,7 @@ class ShardedGrads : public GradSync {
 
   void before_grads(model::ParamUnit& unit) override {
     if (!unit.sharding.grads) return;  // its full gradients always exist
+    if (unit.trained_count == 0) return;
     State& state = states_.at(&unit);
     if (state.slot) return add_again(unit, state);
     const size_t enough = overlap_ ? 2 : 1;
@@ -68,8 +69,9 @@ class ShardedGrads : public GradSync {
     for (auto& [unit, state] : states_) {
       bool whole = !state.slot;
       for (size_t i = 0; i < unit->pieces.size(); ++i)
-        whole = whole &&
-                state.pieces[i].reduced == micro_batches_ * int64_t(unit->pieces[i].params.size());
+        whole = whole && (unit->pieces[i].frozen ||
+                          state.pieces[i].reduced ==
+                              micro_batches_ * int64_t(unit->pieces[i].params.size()));
       MT_CHECK(whole, "gradients of {} did not become ready", unit->name);
     }
   }
@@ -108,7 +110,8 @@ class ShardedGrads : public GradSync {
     progress.read = stream.record();
     if (!overlap_) groups_.compute->wait(progress.read);
     for (size_t i = 0; i < unit.pieces.size(); ++i)
-      if (state.pieces[i].reduced < expected(unit, state) * int64_t(unit.pieces[i].params.size()))
+      if (!unit.pieces[i].frozen &&
+          state.pieces[i].reduced < expected(unit, state) * int64_t(unit.pieces[i].params.size()))
         return;
     for (PieceState& p : state.pieces) p.read = {};
     slots_.release(*state.slot, stream.record());
@@ -136,6 +139,7 @@ class ShardedGrads : public GradSync {
       if (begin < end) ops::fill(*groups_.compute, unit.grad.flat(begin, {end - begin}), 0);
     };
     for (const model::Piece& piece : unit.pieces) {
+      if (piece.frozen) continue;
       int64_t end = piece.begin;
       for (const model::Parameter* p : piece.params) {
         zero(end, p->begin);

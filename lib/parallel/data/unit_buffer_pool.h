@@ -77,7 +77,7 @@ class UnitBufferPool {
   Extent extent_of(const model::ParamUnit& unit) const {
     return values_
                ? Extent{unit.plain_count(), unit.quantized_count(), unit.params.front()->compute}
-               : Extent{unit.count};
+               : Extent{unit.trained_count};
   }
   Slot& find(const model::ParamUnit& unit, size_t enough);
   Tensor allocate(const model::ParamUnit& unit, int64_t count, DType dtype) const;

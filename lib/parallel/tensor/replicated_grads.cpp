@@ -13,7 +13,7 @@ namespace {
 std::map<int, std::vector<Tensor>> partial_grads(model::ParamStore& params) {
   std::map<int, std::vector<Tensor>> grads;
   for (const model::Parameter* p : params.params()) {
-    if (!p->shard.partial_grad) continue;
+    if (!p->shard.partial_grad || p->frozen) continue;
     const auto parts = owned_parts(*p);
     for (const model::RowShard& r : p->rows_here()) {
       if (r.replicas == 1) continue;

@@ -24,6 +24,15 @@ struct DatasetOptions {
     std::vector<double> weights;        // empty: the prefixes' numbers of tokens
   };
   Blend train, validation;
+  // Each document is a sample of its own length; seq_length is the longest.
+  bool rows = false;
+  // Random tokens below `vocab_size` (0: the default) instead of files; 0 samples: none.
+  struct Mock {
+    int64_t samples = 0, vocab_size = 0;
+  };
+  Mock mock_train = {}, mock_validation = {};
+  // Whether documents are sequences of their own in the micro-batch's one sequence.
+  bool by_document() const { return rows || packed_size > 0; }
   int64_t seq_length = 0;
   int64_t packed_size = 0;  // documents are packed into samples of this length; 0: not packed
   bool drop_long = false;   // documents that are longer than a pack are left out

@@ -275,8 +275,23 @@ TokenizerOptions tokenizer_options(const Recipe& r) {
 }
 
 DatasetOptions dataset_options(const Recipe& r) {
-  return {.train = {r.dataset.train, r.dataset.train_weights},
-          .validation = {r.dataset.validation, r.dataset.validation_weights},
+  const auto tokens = [](const recipe::SamplesConfig& samples, const std::vector<std::string>& made,
+                         const std::vector<std::string>& prefixes) {
+    return samples.on() ? made : prefixes;
+  };
+  const auto mock = [](const recipe::SamplesConfig& s) {
+    constexpr int64_t kSamples = 1'000'000;
+    return s.format == recipe::SampleFormat::mock
+               ? DatasetOptions::Mock{s.limit.value_or(kSamples), s.vocab_size.value_or(0)}
+               : DatasetOptions::Mock{};
+  };
+  const recipe::DatasetConfig& d = r.dataset;
+  return {.train = {tokens(d.train_samples, r.train_tokens, d.train), d.train_weights},
+          .validation = {tokens(d.validation_samples, r.validation_tokens, d.validation),
+                         d.validation_weights},
+          .rows = data_form(r) == recipe::DataForm::rows,
+          .mock_train = mock(d.train_samples),
+          .mock_validation = mock(d.validation_samples),
           .seq_length = r.dataset.seq_length,
           .packed_size = r.packed_sequence.packed_sequence_size,
           .drop_long = r.packed_sequence.drop_long_samples,

@@ -31,7 +31,8 @@ void validate_keep_best(const Recipe& r, Diagnostics& diagnostics) {
   if (r.checkpoint.keep_best == 0) return;
   if (!r.checkpoint.enabled)
     return warn_or_refuse(r, field, "is disabled: checkpoint.enabled is false", diagnostics);
-  diagnostics.require(!r.dataset.validation.empty(), {field, "dataset.validation"},
+  diagnostics.require(!r.dataset.validation.empty() || r.dataset.validation_samples.on(),
+                      {field, "dataset.validation"},
                       "ranks checkpoints by the validation loss, and there is no validation data",
                       "set dataset.validation (`mtrain data build --validation-fraction` makes "
                       "one), or keep_best: 0");

@@ -109,7 +109,7 @@ void validate_context(const Recipe& r, const Layout& l, Diagnostics& diagnostics
   check_hierarchy(r, l, diagnostics);
   if (l.cp == 1) return;
   diagnostics.require(
-      r.packed_sequence.packed_sequence_size > 0 || r.dataset.seq_length % (2 * l.cp) == 0,
+      by_document(r) || r.dataset.seq_length % (2 * l.cp) == 0,
       {"dataset.seq_length", "distributed.cp_size"},
       fmt::format("seq_length {} is not a multiple of 2 x cp_size = {}", r.dataset.seq_length,
                   2 * l.cp),

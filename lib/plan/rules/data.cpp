@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <filesystem>
+#include <regex>
 
 #include <fmt/core.h>
 #include <fmt/ranges.h>
@@ -21,6 +22,48 @@ void validate_weights(const char* name, const std::vector<std::string>& paths,
       "give one weight per prefix, or none to weigh them by their numbers of tokens");
 }
 
+// Whether the text is a split as data::parse_split() reads it.
+bool is_split(const std::string& text) {
+  static const std::regex form(
+      R"(\s*[\w.-]*(\[\s*(-?\d{1,15}%?)?\s*:\s*(-?\d{1,15}%?)?\s*\])?\s*)");
+  return std::regex_match(text, form);
+}
+
+void validate_samples(const Recipe& r, Diagnostics& diagnostics) {
+  using recipe::DataForm;
+  const auto check = [&](const char* field, const recipe::SamplesConfig& s, bool prefixes) {
+    if (!s.on()) return;
+    const std::string path = fmt::format("dataset.{}_samples", field);
+    const std::string files = path + ".files", split = path + ".split",
+                      vocab = path + ".vocab_size", own = fmt::format("dataset.{}", field);
+    diagnostics.require(
+        !prefixes, {own, path}, "is given beside rows of text",
+        fmt::format("keep one of them: the prefixes, or {{messages: FILE}} and the like"));
+    diagnostics.require(*s.format == recipe::SampleFormat::mock || !s.files.empty(), {files},
+                        "names no file",
+                        fmt::format("write {}: {{{}: FILE.jsonl}}", own, enum_name(*s.format)));
+    diagnostics.require(s.vocab_size.value_or(0) <= r.model.vocab_size || r.model.vocab_size == 0,
+                        {vocab, "model.vocab_size"},
+                        fmt::format("random tokens are below {}, and the model's vocabulary has {}",
+                                    s.vocab_size.value_or(0), r.model.vocab_size),
+                        "leave it out: it is then at most the model's");
+    diagnostics.require(is_split(s.split), {split}, fmt::format("`{}` is not a split", s.split),
+                        "write train, train[:1000] or train[10%:]");
+  };
+  check("train", r.dataset.train_samples, !r.dataset.train.empty());
+  check("validation", r.dataset.validation_samples, !r.dataset.validation.empty());
+  const int64_t size = r.packed_sequence.packed_sequence_size;
+  const char *form = "dataset.form", *packs = "packed_sequence.packed_sequence_size";
+  diagnostics.require(
+      (data_form(r) == DataForm::packed) == (size > 0), {form, packs},
+      fmt::format("form is {}, and packed_sequence_size is {}", enum_name(data_form(r)), size),
+      size > 0 ? "leave form out, or set packed_sequence_size: 0"
+               : "set packed_sequence.packed_sequence_size");
+  diagnostics.require(data_form(r) != DataForm::rows ||
+                          r.dataset.train_samples.format != recipe::SampleFormat::mock,
+                      {form}, "mock data are a stream", "leave form out");
+}
+
 }  // namespace
 
 void validate_data(const Recipe& r, Diagnostics& diagnostics) {
@@ -32,11 +75,15 @@ void validate_data(const Recipe& r, Diagnostics& diagnostics) {
                                    prefix),
                        "cut held-out text off by `mtrain data build --validation-fraction`");
   diagnostics.require(
-      !r.dataset.train.empty(), {"dataset.train"}, "no training data is given",
-      "set dataset.train to the prefix of .bin/.idx files made by `mtrain data build`");
+      !r.dataset.train.empty() || r.dataset.train_samples.on(), {"dataset.train"},
+      "no training data is given",
+      "set dataset.train to the prefix of .bin/.idx files made by `mtrain data build`, or to "
+      "{messages: FILE.jsonl}");
+  validate_samples(r, diagnostics);
   validate_weights("train", r.dataset.train, r.dataset.train_weights, diagnostics);
   validate_weights("validation", r.dataset.validation, r.dataset.validation_weights, diagnostics);
-  diagnostics.require(r.validation.every_steps == 0 || !r.dataset.validation.empty(),
+  diagnostics.require(r.validation.every_steps == 0 || !r.dataset.validation.empty() ||
+                          r.dataset.validation_samples.on(),
                       {"validation.every_steps", "dataset.validation"},
                       fmt::format("an evaluation every {} steps is asked for, but there is no "
                                   "validation data",

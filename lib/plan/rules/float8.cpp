@@ -133,7 +133,7 @@ void check_sizes(const Recipe& r, Diagnostics& diagnostics) {
 // cuBLASLt supports scales of 128 numbers only for a multiple of 4 tokens.
 void check_tokens(const Recipe& r, Diagnostics& diagnostics) {
   if (r.mixed_precision.fp8_recipe != Fp8Recipe::blockwise ||
-      r.train.device != recipe::DeviceChoice::cuda)
+      r.train.device != recipe::DeviceChoice::cuda || data_form(r) == recipe::DataForm::rows)
     return;
   const int64_t cp = std::max<int64_t>(1, r.distributed.cp_size), S = sample_length(r);
   diagnostics.require(S % cp != 0 || S / cp % 4 == 0,

@@ -13,6 +13,7 @@ void validate_rules(const Recipe& recipe, const Layout& layout, const Overlap& o
   validate_schedule(recipe, diagnostics);
   validate_optimizer(recipe, diagnostics);
   validate_precision(recipe, diagnostics);
+  validate_adapters(recipe, overlap, diagnostics);
   validate_float8(recipe, diagnostics);
 
   validate_world(recipe, layout, diagnostics);

@@ -44,6 +44,8 @@ void validate_checkpoints(const Recipe& recipe, Diagnostics& diagnostics);
 // Checks the lengths of the learning rate's phases against decay_steps.
 void validate_schedule(const Recipe& recipe, Diagnostics& diagnostics);
 void validate_optimizer(const Recipe& recipe, Diagnostics& diagnostics);
+// Checks which linears get adapters, and refuses what cannot go together with them.
+void validate_adapters(const Recipe& recipe, const Overlap& overlap, Diagnostics& diagnostics);
 void validate_precision(const Recipe& recipe, Diagnostics& diagnostics);
 // Returns the type of the weights that GEMMs read, and of activations.
 recipe::ElementType weights_type(recipe::Precision precision);

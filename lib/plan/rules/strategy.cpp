@@ -102,6 +102,7 @@ void check_sequence_parallel(const Recipe& r, const Layout& l, Diagnostics& diag
   // Documents that ranks share are padded to a length that divides. validate_context and
   // validate_packing report lengths that 2 x cp_size does not divide.
   if (!r.distributed.sequence_parallel || l.tp == 1) return;
+  if (data_form(r) == recipe::DataForm::rows) return;  // a micro-batch of rows is padded
   if (l.cp > 1 && (packed || S % (2 * l.cp) != 0)) return;
   const char* field = packed ? "packed_sequence.packed_sequence_size" : "dataset.seq_length";
   const std::string product =

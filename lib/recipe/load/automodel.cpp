@@ -64,7 +64,55 @@ void add_automodel_defaults(RawSettings& given, Diagnostics& diagnostics) {
   if (!taken.empty()) diagnostics.resolved("recipe", "as AutoModel has it, " + taken);
 }
 
+namespace {
+
+// Without a length AutoModel truncates at the tokenizer's limit, which no shorter row reaches.
+// Longer rows than the model has positions for are an error in any case.
+void keep_rows_whole(Recipe& r, Diagnostics& diagnostics) {
+  if (r.given("dataset.seq_length")) return;
+  for (const auto& [samples, name] :
+       {std::pair(&r.dataset.train_samples, "dataset.train_samples.cut"),
+        std::pair(&r.dataset.validation_samples, "dataset.validation_samples.cut")}) {
+    const auto spelling = r.spellings.find(name);
+    if (!samples->cut || spelling == r.spellings.end() || !spelling->second.ends_with("truncation"))
+      continue;
+    samples->cut = false;
+    r.origins[name] = Origin::derived;
+    diagnostics.resolved(name, "false: without a length, truncation shortens no row");
+  }
+}
+
+// AutoModel's step_scheduler names the steps between validations in any case.
+void leave_out_validation(Recipe& r, Diagnostics& diagnostics) {
+  const char* field = "validation.every_steps";
+  if (r.validation.every_steps == 0 || !r.dataset.validation.empty() ||
+      r.dataset.validation_samples.on() || !r.written_as(field, "step_scheduler.val_every_steps"))
+    return;
+  r.validation.every_steps = 0;
+  r.origins[field] = Origin::derived;
+  diagnostics.resolved(field, "0: there is no validation_dataset");
+}
+
+// torch's optimizers decay every parameter, also biases and norms.
+void decay_all_parameters(Recipe& r, Diagnostics& diagnostics) {
+  const char* field = "optimizer.groups";
+  const OptimizerConfig& o = r.optimizer;
+  if (o.name == OptimizerName::muon || o.weight_decay == 0 || r.given(field) ||
+      !r.written_as("optimizer.name", "optimizer._target_"))
+    return;
+  r.optimizer.groups = {{.match = ".", .weight_decay = o.weight_decay}};
+  r.origins[field] = Origin::derived;
+  diagnostics.resolved(field, "weight_decay is that of all parameters, as in torch");
+}
+
+}  // namespace
+
 void take_automodel_values(Recipe& r, Diagnostics& diagnostics) {
+  if (r.automodel) {
+    keep_rows_whole(r, diagnostics);
+    leave_out_validation(r, diagnostics);
+    decay_all_parameters(r, diagnostics);
+  }
   const char* backend = "comm.backend";
   if (!r.automodel || r.comm.backend != CommBackend::nccl ||
       !r.written_as(backend, "dist_env.backend"))

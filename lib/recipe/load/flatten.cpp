@@ -47,6 +47,7 @@ class TreeWalk {
 
   // Reads the root of a recipe. In recipes of Megatron-Bridge the root has a `_target_`, too.
   void collect_root(const Node& root) {
+    layer_.given.automodel |= find_key(root, "recipe") != nullptr;
     collect(root, "", unknown_for(root, ""));
     reports_.fields_off();
   }
@@ -63,6 +64,10 @@ class TreeWalk {
       return apply_target(path.substr(0, path.size() - std::min(path.size(), word.size() + 1)),
                           location, node);
     if (path == "strategy" && node.kind == Node::Kind::map) return collect(node, path, unknown_);
+    // Such sections hold texts for others, or are switched off.
+    if (path.starts_with('_') && path.find('.') == std::string::npos && layer_.given.automodel)
+      return diagnostics_.add_at(Severity::resolved, location, path,
+                                 "has no effect in mtrain: its name begins with _", "");
     if (convert_value(layer_, path, location, node)) return;
     if (const SchemaRow* row = find_row(path)) return layer_.add(row, path, location, node);
     if (convert_name(layer_, path, location, node)) return;
@@ -148,6 +153,8 @@ class TreeWalk {
     item.keys.push_back({.name = std::string(word), .location = location});
     item.items.push_back(node);
     layer_.add(row, list, location, std::move(item));
+    if (const auto added = layer_.given.fields.find(row->path); added != layer_.given.fields.end())
+      added->second.of_only_item = true;
     return true;
   }
 
@@ -280,6 +287,9 @@ class TreeWalk {
           native_way(section));
     }
     layer_.given.replaced.push_back({.what = section + "._target_"});
+    if (!target->warning.empty())
+      diagnostics_.add_at(Severity::warning, location, section + "._target_",
+                          std::string(target->warning), "");
     for (const FieldText& field : target->sets)
       layer_.add_text(field.path, section + "._target_", location, field.text);
     for (const FieldText& field : target->defaults) {

@@ -7,6 +7,7 @@
 
 #include "recipe/load/data_names.h"
 #include "recipe/load/list_expression.h"
+#include "recipe/load/sample_targets.h"
 
 namespace mtrain::recipe {
 namespace {
@@ -224,6 +225,7 @@ bool convert_value(LayerSettings& layer, const std::string& path, const SourceLo
     layer.add(find_row("train.cuda_graph_scope"), path, location, Node(one));
     return true;
   }
+  if (set_samples(layer, path, location, node)) return true;
   if (set_variables(layer, path, location, node)) return true;
   if (path == "model.window_size" || path == "model.sliding_window")
     if (!read_window(layer, path, location, node)) return true;

@@ -30,6 +30,15 @@ bool bf16(const Node& value) {
   return value.unset() || value.text == "torch.bfloat16" || value.text == "bfloat16" ||
          value.text == "bf16" || value.text == "auto";
 }
+bool before_adapters(const Node& value) { return value.unset() || value.text == "pre"; }
+bool kaiming(const Node& value) {
+  return value.unset() || value.text == "kaiming" || value.text == "uniform";
+}
+bool is_bf16_autocast(const Node& section) {
+  for (size_t i = 0; i < section.keys.size(); ++i)
+    if (section.keys[i].name == "dtype" && !bf16(section.items[i])) return false;
+  return true;
+}
 bool is_full_model(const Node& value) {
   return value.unset() || value.text == "all" || value.text == "language" ||
          value.text == "default" || value.text == "auto";
@@ -56,6 +65,8 @@ constexpr const char* kPackedByLength =
 constexpr const char* kTokenMean =
     "the loss is always the mean over the tokens of the global batch";
 constexpr const char* kCounters = "random numbers are functions of the element, not of the rank";
+constexpr const char* kNoPadding = "rows are computed at their own lengths, without padding";
+constexpr const char* kOwnTokenizer = "the tokenizer's own files say how a text begins";
 constexpr const char* kOtherTask = "mtrain trains all weights of a language model on text";
 
 // A key whose value is kept. resolve_foreign.cpp or a rule compares it with fields and reports it.
@@ -128,6 +139,15 @@ constexpr std::array kForeignKeys{
     // AutoModel's other sections.
     ForeignKey{"recipe.*", kNone, "it chooses a trainer of AutoModel"},
     ForeignKey{"ci.*", kNone, "it describes tests of AutoModel"},
+    ForeignKey{"skypilot.*", kNone, "it describes machines of a cloud"},
+    ForeignKey{"autocast.*",
+               kIgnored,
+               "is ignored: mixed_precision and distributed.mp_policy decide the element types",
+               {},
+               is_bf16_autocast},
+    ForeignKey{"nvtx", kIgnored, "is ignored: debug.nvtx marks what a GPU computes", {}, off},
+    ForeignKey{"longalign", kRefused, "LongAlign's batches are not supported", "leave it out", off},
+    ForeignKey{"neftune.*", kRefused, "noise on embeddings is not supported", "leave it out"},
     ForeignKey{"benchmark.*", kNone, "--profile and scripts/bench measure"},
     ForeignKey{"fp8.precompute_float8_dynamic_scale_for_fsdp", kNone,
                "gathers in 8 bits reduce all maxima of a unit together, right after its update"},
@@ -149,7 +169,29 @@ constexpr std::array kForeignKeys{
     ForeignKey{"moe_metrics.*", kNone, kReports},
     ForeignKey{"prewarm.*", kNone, "the first step prepares what its kernels need"},
     ForeignKey{"parallelizer.*", kIgnored, "is ignored: the distributed section decides"},
-    ForeignKey{"peft.*", kRefused, "adapters (LoRA) cannot be trained", kOtherTask},
+    ForeignKey{"peft.use_dora", kRefused,
+               "DoRA, which also trains the magnitudes of weights, is not supported",
+               "remove it: LoRA trains A and B alone", off},
+    ForeignKey{"peft.moe_rank_scaling", kRefused, "adapters of experts are not supported yet",
+               "train a dense model", off},
+    ForeignKey{"peft.dropout_position",
+               kIgnored,
+               "is ignored: peft.dropout drops from the adapters' inputs",
+               {},
+               before_adapters},
+    ForeignKey{"peft.lora_A_init",
+               kIgnored,
+               "is ignored: A begins with Kaiming's uniform numbers",
+               {},
+               kaiming},
+    ForeignKey{"peft.lora_A_init_method",
+               kIgnored,
+               "is ignored: A begins with Kaiming's uniform numbers",
+               {},
+               kaiming},
+    ForeignKey{"peft.lora_dtype", kNone, "adapters have fp32 master weights"},
+    ForeignKey{"peft.use_triton", kNone, kOwnKernels},
+    ForeignKey{"peft.use_memory_efficient_lora", kNone, kOwnKernels},
     ForeignKey{"quantization.*", kRefused, "quantized weights cannot be trained", kOtherTask},
     ForeignKey{"qat.*", kRefused, "quantization-aware training is not supported", kOtherTask},
     ForeignKey{"teacher_model.*", kRefused, "distillation is not supported", kOtherTask},
@@ -225,6 +267,7 @@ constexpr std::array kForeignKeys{
     ForeignKey{"model.mtp_num_layers", kRefused, "multi-token prediction is not supported",
                "set it to 0", off},
     ForeignKey{"model.mtp_loss_scaling_factor", kNone, "there is no multi-token prediction"},
+    ForeignKey{"model.mtp_use_repeated_layer", kNone, "there is no multi-token prediction"},
     ForeignKey{"dist_env.init_method", kNone, "the launcher's variables say where ranks meet"},
     ForeignKey{"freeze_config.*", kRefused, "all weights are trained", kOtherTask},
     ForeignKey{"processor.*", kRefused, "models here have text alone", kOtherTask},
@@ -246,6 +289,32 @@ constexpr std::array kForeignKeys{
     ForeignKey{"model.bos_token_id", kNone, "documents end with the tokenizer's end of text"},
     ForeignKey{"model.eos_token_id", kNone, "documents end with the tokenizer's end of text"},
     ForeignKey{"model.pad_token_id", kNone, "nothing is learned from padding"},
+    ForeignKey{"dataset.padding", kNone, kNoPadding},
+    ForeignKey{"dataset.pad_to_max_length", kNone, kNoPadding},
+    ForeignKey{"dataset.fp8", kNone, kNoPadding},
+    ForeignKey{"dataset.mask_reasoning_content", kRefused,
+               "the text of a model's reasoning always counts as its answer", "leave it out", off},
+    ForeignKey{"dataset.mask_history", kRefused, "every answer of a conversation is learned",
+               "leave it out", off},
+    ForeignKey{"dataset.use_hf_chat_template", kRefused, "is not read",
+               "write dataset.train.template: tokenizer", off},
+    ForeignKey{"dataset.skip_invalid_samples", kRefused, "a row that cannot be used is an error",
+               "remove such rows", off},
+    ForeignKey{"dataset.tokenizer.add_bos_token", kNone, kOwnTokenizer},
+    ForeignKey{"dataset.tokenizer.add_eos_token", kRefused, "rows end as the data end",
+               "write dataset.train.end_of_text: true", off},
+    ForeignKey{"validation_dataset.padding", kNone, kNoPadding},
+    ForeignKey{"validation_dataset.pad_to_max_length", kNone, kNoPadding},
+    ForeignKey{"validation_dataset.fp8", kNone, kNoPadding},
+    ForeignKey{"validation_dataset.seq_len", kNone, "held-out text is cut as training text is"},
+    ForeignKey{"validation_dataset.mask_reasoning_content", kRefused,
+               "the text of a model's reasoning always counts as its answer", "leave it out", off},
+    ForeignKey{"validation_dataset.mask_history", kRefused,
+               "every answer of a conversation is learned", "leave it out", off},
+    ForeignKey{"validation_dataset.use_hf_chat_template", kRefused, "is not read",
+               "write dataset.validation.template: tokenizer", off},
+    ForeignKey{"tokenizer.trust_remote_code", kNone, "no code of a tokenizer is run"},
+    ForeignKey{"tokenizer.add_bos_token", kNone, kOwnTokenizer},
     ForeignKey{"dataset.index_mapping_dir", kNone, "the order of the samples is computed"},
     ForeignKey{"dataset.splits_to_build", kNone, "dataset.validation names the held-out text"},
     ForeignKey{"dataset.split", kIgnored,
@@ -275,6 +344,8 @@ constexpr std::array kForeignKeys{
     ForeignKey{"optimizer.foreach", kNone, "one kernel updates each tensor"},
     ForeignKey{"optimizer.fused", kNone, "one kernel updates each tensor"},
     ForeignKey{"optimizer.capturable", kNone, "one kernel updates each tensor"},
+    ForeignKey{"optimizer.master_weight_bits", kNone, "master weights are fp32"},
+    ForeignKey{"optimizer.compress_state_dict", kNone, "moments are saved in their own type"},
     ForeignKey{"optimizer.bias_correction", kRefused, "the moments' bias is always corrected",
                "leave it out", [](const Node& n) { return !off(n); }},
     ForeignKey{"optimizer.store_param_remainders", kNone,

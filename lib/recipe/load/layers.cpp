@@ -49,9 +49,13 @@ const std::vector<Compound>& compounds() {
        .others = {"recompute.method", "recompute.num_layers", "recompute.modules"}},
       // A list replaces a blend and its shares. Under another system's name it also replaces shares
       // that were set by themselves.
-      {.name = "dataset.train", .own = {"dataset.train", "dataset.data_path", "dataset.paths"}},
+      {.name = "dataset.train",
+       .own = {"dataset.train", "dataset.data_path", "dataset.paths", "dataset.train_samples.*"}},
       {.name = "dataset.validation",
-       .own = {"dataset.validation", "dataset.valid", "validation_dataset.paths"}},
+       .own = {"dataset.validation", "dataset.valid", "validation_dataset.paths",
+               "dataset.validation_samples.*"}},
+      {.name = "dataset.train_samples.format", .own = {"dataset.train"}},
+      {.name = "dataset.validation_samples.format", .own = {"dataset.validation"}},
       {.name = "dataset.data_path", .others = {"dataset.train_weights"}},
       {.name = "dataset.paths", .others = {"dataset.train_weights"}},
       {.name = "validation_dataset.paths", .others = {"dataset.validation_weights"}},
@@ -97,6 +101,24 @@ Node merged(Node below, Node over) {
   }
   below.location = over.location;
   return below;
+}
+
+// Merges keys of a list's only item into it. Returns false if the list has several items.
+bool merge_into_only_item(const RawSetting& below, RawSetting& over, Diagnostics& diagnostics) {
+  if (below.node.items.size() > 1) {
+    const std::string key = over.node.keys.front().name;
+    diagnostics.add_at(
+        Severity::error, over.location, below.row->path,
+        fmt::format("`{}.{}` may mean each of {} items", below.row->path, key,
+                    below.node.items.size()),
+        fmt::format("write the full list: {}=[{{{}: ...}}, ...]", below.row->path, key));
+    return false;
+  }
+  if (below.node.items.empty()) return true;
+  Node list = below.node;
+  list.items.front() = merged(std::move(list.items.front()), std::move(over.node));
+  over.node = std::move(list);
+  return true;
 }
 
 }  // namespace
@@ -151,7 +173,12 @@ void RawSettings::merge(RawSettings&& over, Diagnostics& diagnostics) {
                          "null resets what has been set here before");
   for (auto& [path, field] : over.fields) {
     const auto below = fields.find(path);
-    if (below != fields.end()) field.node = merged(below->second.node, std::move(field.node));
+    if (below != fields.end() && field.of_only_item &&
+        below->second.node.kind == Node::Kind::list) {
+      if (!merge_into_only_item(below->second, field, diagnostics)) continue;
+    } else if (below != fields.end()) {
+      field.node = merged(below->second.node, std::move(field.node));
+    }
     fields.insert_or_assign(path, std::move(field));
   }
   for (auto& [path, field] : over.defaults) defaults.insert_or_assign(path, std::move(field));

@@ -21,6 +21,7 @@ struct RawSetting {
   SourceLocation location;
   Node node;
   Origin origin;
+  bool of_only_item = false;  // the node has some keys of a list's only item
 };
 
 // Returns what follows the last dot of a path.

@@ -39,7 +39,41 @@ int64_t sample_length(const Recipe& r) {
   return packed > 0 ? packed : r.dataset.seq_length;
 }
 
+DataForm data_form(const Recipe& r) {
+  if (r.dataset.form) return *r.dataset.form;
+  if (r.packed_sequence.packed_sequence_size > 0) return DataForm::packed;
+  const auto& format = r.dataset.train_samples.format;
+  const bool rows = format == SampleFormat::messages || format == SampleFormat::prompt_completion;
+  return rows ? DataForm::rows : DataForm::stream;
+}
+
+bool by_document(const Recipe& r) { return data_form(r) != DataForm::stream; }
+
 namespace {
+
+// Rows are tokenized by the tokenizer of the model that is fine-tuned.
+void derive_tokenizer(Recipe& r, Diagnostics& diagnostics) {
+  const auto reads = [](const SamplesConfig& s) {
+    return s.format && *s.format != SampleFormat::mock;
+  };
+  if ((!reads(r.dataset.train_samples) && !reads(r.dataset.validation_samples)) ||
+      r.given("tokenizer.type") || r.tokenizer.path || !r.model.from)
+    return;
+  r.tokenizer.path = *r.model.from;
+  r.origins["tokenizer.path"] = Origin::derived;
+  diagnostics.resolved("tokenizer.path", "that of model.from");
+}
+
+// Without a length a document may have as many tokens as the model has positions.
+void derive_row_length(Recipe& r, Diagnostics& diagnostics) {
+  const char* length = "dataset.seq_length";
+  const auto& positions = r.model.max_position_embeddings;
+  if (!by_document(r) || r.given(length) || !positions || *positions >= r.dataset.seq_length)
+    return;
+  r.dataset.seq_length = *positions;
+  r.origins[length] = Origin::derived;
+  diagnostics.resolved(length, fmt::format("{}, the positions of the model", *positions));
+}
 
 // If a recipe turns off the biases of a family that has them everywhere, qkv loses its bias, too.
 void derive_biases(const ModelConfig& family, Recipe& r) {
@@ -224,8 +258,19 @@ void resolve_epochs(Recipe& r, int64_t samples, Diagnostics& diagnostics) {
   resolve_steps(r, diagnostics);
 }
 
+namespace {
+// The section alone asks for adapters, as it does for AutoModel. A printed recipe has `dim`.
+void derive_adapters(Recipe& r) {
+  if (r.given("peft.dim")) return;
+  r.peft.dim = 8;
+  r.origins["peft.dim"] = Origin::derived;
+}
+}  // namespace
+
 void resolve_recipe(const ModelConfig& family, Recipe& r, Diagnostics& diagnostics) {
   take_automodel_values(r, diagnostics);
+  derive_tokenizer(r, diagnostics);
+  derive_row_length(r, diagnostics);
   take_foreign_values(r, diagnostics);
   auto& m = r.model;
   derive(r, "model.num_query_groups", m.num_query_groups, m.num_attention_heads);
@@ -248,6 +293,7 @@ void resolve_recipe(const ModelConfig& family, Recipe& r, Diagnostics& diagnosti
   derive_strategy(r, diagnostics);
   if (!r.given("mixed_precision.name")) derive_precision(r, diagnostics);
   derive_reduction(r);
+  if (r.given_section("peft")) derive_adapters(r);
   check_foreign_values(r, diagnostics);
   if (r.model.moe.num_experts > 0)
     derive(r, "model.moe.ffn_hidden_size", r.model.moe.ffn_hidden_size, m.ffn_size());

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "recipe/load/sample_targets.h"
 #include "recipe/model_source.h"
 
 namespace mtrain::recipe {
@@ -52,6 +53,11 @@ const std::vector<Target> kTargets{
      .sets = {{"optimizer.name", "adam"}},
      .defaults = kFusedAdam},
     {.section = "optimizer",
+     .name = "flashoptim.FlashAdamW",
+     .sets = {{"optimizer.name", "adamw"}, {"optimizer.moments", "bf16"}},
+     .defaults = kTorchAdamW,
+     .warning = "keeps its moments in 8 bits; here they are bf16, the nearest type"},
+    {.section = "optimizer",
      .name = "optim.Muon",
      .sets = {{"optimizer.name", "muon"}},
      .defaults = kTorchMuon,
@@ -90,6 +96,8 @@ const std::vector<Target> kTargets{
     {.section = "distributed.pipeline", .name = "PipelineConfig"},
     {.section = "distributed.pipeline", .name = "AutoPipeline"},
     {.section = "distributed.moe", .name = "MoEParallelizerConfig"},
+    {.section = "peft", .name = "lora.PeftConfig"},
+    {.section = "peft", .name = "lora.LoRA"},
     {.section = "loss_fn", .name = "MaskedCrossEntropy"},
     {.section = "loss_fn", .name = "FusedLinearCrossEntropy"},
     {.section = "loss_fn", .name = "ChunkedCrossEntropy"},
@@ -108,18 +116,27 @@ bool ends_with_words(std::string_view class_path, std::string_view name) {
   return before == 0 || class_path[before - 1] == '.';
 }
 
+// Whether the class is the target's. AutoModel also has classes whose names end in Config.
+bool is_class_of(std::string_view class_path, std::string_view target) {
+  if (ends_with_words(class_path, target)) return true;
+  if (class_path.ends_with("Config")) class_path.remove_suffix(6);
+  return ends_with_words(class_path, target);
+}
+
 }  // namespace
 
 const Target* find_target(const ModelSource& models, std::string_view section,
                           std::string_view class_path) {
   const auto find = [&](std::span<const Target> targets) {
     const auto found = std::ranges::find_if(targets, [&](const Target& t) {
-      return t.section == section && ends_with_words(class_path, t.name);
+      return t.section == section && is_class_of(class_path, t.name);
     });
     return found == targets.end() ? nullptr : &*found;
   };
-  const Target* target = find(kTargets);
-  return target ? target : find(models.targets());
+  for (const std::span<const Target> targets :
+       {std::span<const Target>(kTargets), sample_targets()})
+    if (const Target* target = find(targets)) return target;
+  return find(models.targets());
 }
 
 bool is_megatron_class(std::string_view class_path) {

@@ -28,6 +28,7 @@ struct Target {
     std::string_view path, field;
   };
   std::vector<Argument> arguments = {};
+  std::string_view warning = {};  // what mtrain does differently
 };
 
 // Returns the known class of that section, or null. `class_path` is dotted: "torch.optim.AdamW".

@@ -225,9 +225,10 @@ bool read_value(const Node& node, const FieldOptions& options, double& out, Valu
   return in_range(out, node.text, options, c);
 }
 
-bool read_value(const Node& node, const FieldOptions&, std::string& out, ValueError& c) {
+bool read_value(const Node& node, const FieldOptions& options, std::string& out, ValueError& c) {
   if (node.kind != Node::Kind::scalar) return refuse(node, "text", "write one word or path", c);
-  if (node.text.find('\0') != std::string::npos || node.text.find('\n') != std::string::npos)
+  const bool broken = !options.lines && node.text.find('\n') != std::string::npos;
+  if (broken || node.text.find('\0') != std::string::npos)
     return refuse(node, "one line of text", "remove the line break or NUL character", c);
   out = node.text;
   return true;
@@ -283,7 +284,30 @@ std::string show_value(double value) {
   return s;
 }
 
+namespace {
+
+// Returns a text of several lines in one.
+std::string show_lines(const std::string& value) {
+  std::string s = "\"";
+  for (const char c : value) {
+    if (c == '\n')
+      s += "\\n";
+    else if (c == '\t')
+      s += "\\t";
+    else if (c == '\r')
+      s += "\\r";
+    else if (c == '"' || c == '\\')
+      s += std::string("\\") + c;
+    else
+      s += c;
+  }
+  return s + "\"";
+}
+
+}  // namespace
+
 std::string show_value(const std::string& value) {
+  if (value.find('\n') != std::string::npos) return show_lines(value);
   Node plain;
   plain.kind = Node::Kind::scalar, plain.text = value;
   const std::string word = to_lower(value);

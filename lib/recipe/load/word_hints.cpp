@@ -30,7 +30,7 @@ constexpr const char* kFsdp =
 constexpr const char* kPrecision = "write `mixed_precision: bf16_mixed`, fp16_mixed or fp32";
 constexpr const char* kDataFile =
     "tokenize the text with `mtrain data build`, and name its prefix in `dataset.train`";
-constexpr const char* kNoAdapters = "leave it out: all weights are trained";
+constexpr const char* kAdapters = "`peft.dim`, in the section of adapters (LoRA)";
 constexpr const char* kSamples =
     "count in steps, samples / `train.global_batch_size`, in `train.steps`; or in `train.epochs`";
 constexpr const char* kSaveAll =
@@ -229,7 +229,7 @@ constexpr WordHint kWords[] = {
     {"hf_assets_path", "`model.from`, and `tokenizer.path` for the tokenizer alone"},
     {"flavor", "--recipe takes the name of a ready recipe; sizes are `model.num_layers`, ..."},
     {"model_size", "--recipe takes the name of a ready recipe; sizes are `model.num_layers`, ..."},
-    {"dim", "model.hidden_size"},
+    {"model.dim", "model.hidden_size"},
     {"embed_dim", "model.hidden_size"},
     {"embedding_dim", "model.hidden_size"},
     {"n_layers", "model.num_layers"},
@@ -243,14 +243,14 @@ constexpr WordHint kWords[] = {
     {"multiple_of", "`model.ffn_hidden_size` is the width itself"},
     {"norm_eps", "model.norm_epsilon"},
     {"norm_type", "model.normalization"},
-    {"dropout", "`model.hidden_dropout`, `model.attention_dropout`, `model.embedding_dropout`"},
+    {"model.dropout",
+     "`model.hidden_dropout`, `model.attention_dropout`, `model.embedding_dropout`"},
     {"tie_embeddings", "model.share_embeddings_and_output_weights"},
     {"rope_base", "model.rotary_base"},
     {"use_rotary_position_embeddings", "`model.position_embedding`: rope"},
-    {"use_lora", kNoAdapters},
-    {"lora_rank", kNoAdapters},
-    {"lora_alpha", kNoAdapters},
-    {"lora_r", kNoAdapters},
+    {"use_lora", kAdapters},
+    {"lora_rank", "peft.dim"},
+    {"lora_r", "peft.dim"},
     // The data.
     {"tokenizer_path", "tokenizer.path"},
     {"tokenizer_name", "tokenizer.path"},

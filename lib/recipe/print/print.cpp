@@ -95,12 +95,16 @@ bool in_force(const SchemaRow& row, const Recipe& r) {
     for (const char* field :
          {"lr_scheduler.warmup_steps", "lr_scheduler.init_lr", "lr_scheduler.min_lr"})
       if (row.path == field) return false;
+  for (const auto& [section, samples] :
+       {std::pair("dataset.train_samples.", &r.dataset.train_samples),
+        std::pair("dataset.validation_samples.", &r.dataset.validation_samples)})
+    if (below(section) && !samples->on()) return false;
   // Earlier versions read the printed recipes of checkpoints, and do not know these fields.
   if (row.path == "model.ignore_keys" && r.model.ignore_keys.empty()) return false;
   for (const char* field :
        {"distributed.pipeline.account_for_embedding", "distributed.pipeline.account_for_loss",
         "distributed.pipeline.first_rank_layers", "distributed.pipeline.last_rank_layers",
-        "checkpoint.keep_best"})
+        "checkpoint.keep_best", "dataset.form", "dataset.cache_dir"})
     if (row.path == field && row.show(r) == row.show_default()) return false;
   if (row.path == "lr_scheduler.init_lr" && r.lr_scheduler.init_lr == 0 && !waits_for_steps(r))
     return false;

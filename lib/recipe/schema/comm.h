@@ -123,9 +123,9 @@ struct LaunchConfig {
             "the same for a step; auto: 10 times the median of the last steps, and at least 30 s",
             {.unit = "seconds", .min = 0, .max = 1e8}},
       Field{"on_event", &LaunchConfig::on_event,
-            "a program and its arguments, which mtrain-launch runs at the start, a failure, a "
-            "restart and the end of the job, with the event as JSON on its standard input; a "
-            "recipe named by `base` cannot set it"},
+            "a program and its arguments, which mtrain-launch runs at the start, a spike, a "
+            "failure, a restart and the end of the job, with the event as JSON on its standard "
+            "input; a recipe named by `base` cannot set it"},
       Field{"env",
             &LaunchConfig::env,
             "environment variables for the ranks; a variable that is already set keeps its value. "

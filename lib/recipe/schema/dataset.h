@@ -1,5 +1,6 @@
 // dataset: which tokens are trained on. packed_sequence: several documents in one sample.
 #pragma once
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -7,13 +8,23 @@
 #include <vector>
 
 #include "base/packing_strategy.h"
-#include "recipe/schema/field.h"
+#include "recipe/schema/samples.h"
 
 namespace mtrain::recipe {
+
+// What a training sample is.
+enum class DataForm { rows, packed, stream };
+constexpr auto enum_names(DataForm) {
+  return std::array{EnumName{DataForm::rows, "rows"}, EnumName{DataForm::packed, "packed"},
+                    EnumName{DataForm::stream, "stream"}};
+}
 
 struct DatasetConfig {
   std::vector<std::string> train, validation;
   std::vector<double> train_weights, validation_weights;
+  SamplesConfig train_samples, validation_samples;
+  Auto<DataForm> form;
+  std::optional<std::string> cache_dir;
   int64_t seq_length = 1024;
   std::optional<int64_t> seed;
 
@@ -35,9 +46,20 @@ struct DatasetConfig {
             &DatasetConfig::validation_weights,
             "share of each validation prefix; empty: in proportion to their numbers of tokens",
             {.min = 0, .above_min = true}},
+      Field{"train_samples", &DatasetConfig::train_samples,
+            "rows of text to train on, which are tokenized when a run starts: what `train: "
+            "{messages: "
+            "FILE}` means"},
+      Field{"validation_samples", &DatasetConfig::validation_samples, "the same for validation"},
+      Field{"form", &DatasetConfig::form,
+            "rows: each document is a sample of its own length; packed: documents fill samples of "
+            "packed_sequence_size; stream: samples are cut from the text of all documents; auto: "
+            "packed if a size is set, rows for train_samples of prompts or messages, else stream"},
+      Field{"cache_dir", &DatasetConfig::cache_dir,
+            "folder of the tokens of train_samples; none: mtrain/data in the user's cache folder"},
       Field{"seq_length",
             &DatasetConfig::seq_length,
-            "length of a training sample",
+            "length of a training sample, or of the longest row",
             {.aliases = "model.seq_length dataset.sequence_length dataset.seq_len",
              .unit = "tokens",
              .min = 1,

@@ -17,6 +17,7 @@ struct FieldOptions {
   double max = std::numeric_limits<double>::infinity();
   bool above_min = false;  // min itself is refused
   bool below_max = false;  // max itself is refused
+  bool lines = false;      // a text may have several lines
   // For the row of a section: `section: x` means `section: {shorthand: x}`.
   std::string_view shorthand = {};
   std::string_view strategies = {};  // the only strategies that read it, separated by blanks

@@ -1,0 +1,15 @@
+// Tokenizes the rows of dataset.train_samples and validation_samples when a run starts.
+#pragma once
+#include "recipe/recipe.h"
+
+namespace mtrain {
+
+// Adds an error for rows whose files cannot be read.
+void check_sample_files(const Recipe& recipe, Diagnostics& diagnostics);
+
+// Sets Recipe::train_tokens and validation_tokens: from the cache, or by tokenizing the rows. In
+// rows, dataset.seq_length then has room for the longest, unless rows are cut. `shows`: prints
+// progress. Ranks call it at the same time. Throws UserError, RunError.
+void tokenize_samples(Recipe& recipe, Diagnostics& diagnostics, bool shows);
+
+}  // namespace mtrain

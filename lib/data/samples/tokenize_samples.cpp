@@ -1,0 +1,142 @@
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+#include <cerrno>
+#include <cstring>
+
+#include "base/content_hash.h"
+#include "base/error.h"
+#include "base/file.h"
+#include "data/dataset/content.h"
+#include "data/dataset/indexed_dataset.h"
+#include "data/parquet/parquet_rows.h"
+#include "data/samples/row_encoder.h"
+#include "data/samples/sample_source.h"
+
+namespace mtrain::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Changes whenever the same source gives other tokens.
+constexpr const char* kVersion = "samples 1";
+
+std::string hash_of(const fs::path& file) {
+  return hash_file(file, [] { return true; });
+}
+
+// Returns a hash of all that decides the tokens: settings, and the content of data, tokenizer and
+// template.
+std::string key_of(const SampleSource& s, const std::vector<fs::path>& files) {
+  ContentHash key;
+  const auto add = [&](const std::string& text) { key.add(text).add(std::string_view("\0", 1)); };
+  const auto bound = [](const std::optional<Split::Bound>& b) {
+    return b ? fmt::format("{}{}", b->value, b->percent ? "%" : "") : "";
+  };
+  add(kVersion);
+  add(fmt::format("{} {} {} {} {} {}:{} {} {}", int(s.format), s.together, s.answers_only,
+                  s.headers, s.end_of_text, bound(s.split.begin), bound(s.split.end),
+                  s.limit.value_or(-1), s.shuffle_seed.value_or(-1)));
+  for (const std::string& text : {s.column, s.prompt, s.completion, s.chat_template}) add(text);
+  std::error_code error;
+  if (fs::is_regular_file(s.chat_template, error)) add(hash_of(s.chat_template));
+  for (const fs::path& file : files) add(hash_of(file));
+  const fs::path at = s.tokenizer;
+  const fs::path folder = fs::is_directory(at, error) ? at : at.parent_path();
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+                           "chat_template.jinja", "generation_config.json"})
+    if (s.tokenizer != "byte" && fs::is_regular_file(folder / name, error))
+      add(fmt::format("{} {}", name, hash_of(folder / name)));
+  if (fs::is_regular_file(at, error)) add(hash_of(at));
+  return key.hex();
+}
+
+// Holds the lock of a file until the end of its life. Other processes wait in the constructor. On a
+// file system without locks nobody waits: processes then build the same files, each of which is
+// renamed when it is complete.
+class WaitingLock {
+ public:
+  explicit WaitingLock(const fs::path& path)
+      : fd_(::open(path.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0666)) {
+    if (fd_ < 0)
+      throw RunError(fmt::format("cannot write {}: {}", path.string(), std::strerror(errno)),
+                     "set dataset.cache_dir to a folder that can be written");
+    while (::flock(fd_, LOCK_EX) != 0 && errno == EINTR) continue;
+  }
+  ~WaitingLock() { ::close(fd_); }
+  WaitingLock(const WaitingLock&) = delete;
+  WaitingLock& operator=(const WaitingLock&) = delete;
+
+ private:
+  int fd_;
+};
+
+// The rows of Parquet files as JSON lines, in a folder that is removed at the end of its life.
+class ReadableFiles {
+ public:
+  ReadableFiles(std::vector<fs::path> files, fs::path folder)
+      : files_(std::move(files)), folder_(std::move(folder)) {
+    for (size_t i = 0; i < files_.size(); ++i) {
+      if (files_[i].extension() != ".parquet") continue;
+      fs::create_directories(folder_);
+      const fs::path lines =
+          folder_ / fmt::format("{:05}-{}.jsonl", i, files_[i].filename().string());
+      parquet_to_json_lines(files_[i], lines);
+      files_[i] = lines;
+    }
+  }
+  ~ReadableFiles() {
+    std::error_code error;
+    fs::remove_all(folder_, error);
+  }
+  ReadableFiles(const ReadableFiles&) = delete;
+  ReadableFiles& operator=(const ReadableFiles&) = delete;
+
+  const std::vector<fs::path>& files() const { return files_; }
+
+ private:
+  std::vector<fs::path> files_;
+  fs::path folder_;
+};
+
+// The index is written last.
+bool complete(const fs::path& prefix) {
+  std::error_code error;
+  return fs::exists(idx_path(prefix), error) && fs::exists(bin_path(prefix), error);
+}
+
+}  // namespace
+
+TokenizedSamples tokenize_samples(const SampleSource& source, const fs::path& cache,
+                                  const std::function<void(const BuildProgress&)>& progress) {
+  const std::vector<fs::path> files = files_of(source);
+  std::error_code error;
+  fs::create_directories(cache, error);
+  if (error)
+    throw RunError(fmt::format("cannot make the folder {}: {}", cache.string(), error.message()),
+                   "set dataset.cache_dir to a folder that can be written");
+  const fs::path prefix = cache / key_of(source, files);
+  if (complete(prefix)) return {prefix};
+  const WaitingLock lock(fs::path(prefix).concat(".lock"));
+  if (complete(prefix)) return {prefix};
+  const auto tokenizer = load_tokenizer(source.tokenizer);
+  BuildOptions build{.output = prefix,
+                     .format = InputFormat::jsonl,
+                     .bos = BeginOfText::none,
+                     .append_eod = false};
+  try {
+    const ReadableFiles readable(files, fs::path(prefix).concat(".rows"));
+    build.inputs = readable.files();
+    build.lines = std::make_shared<RowEncoder>(source, readable.files(), *tokenizer);
+    build_dataset(build, *tokenizer, progress);
+  } catch (const UserError& e) {
+    // A run has no option that leaves lines out.
+    const bool skips = e.hint().find("--skip-bad-lines") != std::string::npos;
+    const bool named = e.message().starts_with(source.name);
+    throw UserError(named ? e.message() : fmt::format("{}: {}", source.name, e.message()),
+                    skips ? "fix the line, or remove it" : e.hint());
+  }
+  return {prefix, true};
+}
+
+}  // namespace mtrain::data

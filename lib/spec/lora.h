@@ -1,0 +1,29 @@
+// Low-rank adapters of linear layers (Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language
+// Models"): y = W x + (alpha / dim) B A x. All other tensors of such a model are frozen.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+namespace mtrain::spec {
+
+// What an adapter is added to: a linear (qkv, proj, gate_up, up, down), or one of the weights that
+// are stacked in a linear.
+enum class Projection : uint8_t { qkv, query, key, value, proj, gate_up, gate, up, down };
+
+struct Lora {
+  int64_t dim = 8;
+  double alpha = 32;
+  double dropout = 0;  // of the adapters' inputs, in training
+  // The projections of each layer that have an adapter.
+  std::vector<std::vector<Projection>> layers = {};
+
+  float scale() const { return float(alpha / double(dim)); }
+  bool adapts(int64_t layer, Projection p) const {
+    return layer >= 0 && layer < int64_t(layers.size()) &&
+           std::ranges::count(layers[size_t(layer)], p) > 0;
+  }
+  bool operator==(const Lora&) const = default;
+};
+
+}  // namespace mtrain::spec

@@ -1,0 +1,366 @@
+// Adapters against peft: what scripts/golden/lora.py has made for the models of test/golden/hf.
+// Also checkpoints with adapters alone, and what becomes of them.
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+
+#include <catch2/catch.hpp>
+
+#include "base/file.h"
+#include "data/dataset/indexed_dataset.h"
+#include "interchange/adapter_folder.h"
+#include "interchange/export.h"
+#include "interchange/trained_weights.h"
+#include "model/param/param_uploader.h"
+#include "run/data_identity.h"
+#include "run/evaluate_model.h"
+#include "run/run_checkpoint.h"
+#include "run/stored_model.h"
+#include "storage/checkpoint_dir.h"
+#include "storage/checkpoint_tensors.h"
+#include "test/support/comm_testing.h"
+#include "test/support/interchange_testing.h"
+#include "test/support/temporary_folder.h"
+#include "test/support/train_testing.h"
+
+namespace parity_lora_peft_test {
+
+using namespace mtrain;
+using namespace train_testing;
+using Catch::Matchers::Contains;
+namespace fs = std::filesystem;
+
+namespace {
+
+fs::path golden_lora(const std::string& name) {
+  return fs::path(MTRAIN_SOURCE_DIR) / "test/golden/lora" / name;
+}
+
+std::vector<float> values_of(const storage::ValueSource& source, const std::string& name) {
+  std::vector<float> values(size_t(source.shape(name).count()));
+  source.read(name, 0, int64_t(values.size()), values.data());
+  return values;
+}
+
+double relative_l2(const std::vector<float>& got, const std::vector<float>& expected) {
+  REQUIRE(got.size() == expected.size());
+  double difference = 0, norm = 0;
+  for (size_t i = 0; i < got.size(); ++i) {
+    difference += std::pow(double(got[i]) - expected[i], 2);
+    norm += std::pow(double(expected[i]), 2);
+  }
+  return std::sqrt(difference / norm);
+}
+
+// The ids of expected.safetensors as samples.
+class GoldenIds : public data::Dataset {
+ public:
+  explicit GoldenIds(const storage::SafetensorsReader& file) : shape_(file.shape("ids")) {
+    ids_.resize(size_t(shape_.count()));
+    file.read_bytes("ids", 0, shape_.count() * 4, ids_.data());
+  }
+  int64_t seq_length() const override { return shape_[1] - 1; }
+  int64_t size() const override { return shape_[0]; }
+  void sample(int64_t index, data::Sample& out) const override {
+    out.input.clear(), out.label.clear(), out.position.clear();
+    for (int64_t s = 0; s < seq_length(); ++s) {
+      const size_t at = size_t(index % size() * shape_[1] + s);
+      out.input.push_back(ids_[at]), out.label.push_back(ids_[at + 1]);
+      out.position.push_back(int32_t(s));
+    }
+  }
+
+ private:
+  const Shape shape_;
+  std::vector<int32_t> ids_;
+};
+
+// Returns the prefix of a data set, whose content runs record. No test reads its tokens.
+std::string recorded_data() {
+  static const TemporaryFolder folder;
+  const fs::path prefix = folder.path / "text";
+  if (!fs::exists(prefix.string() + ".bin")) {
+    data::IndexedDatasetWriter writer(prefix, data::TokenType::u16);
+    writer.add_tokens(std::vector<int32_t>(100, 7));
+    writer.finish();
+  }
+  return prefix.string();
+}
+
+// A fine-tuning of a golden model.
+Recipe recipe_of(const fs::path& base, const Changes& changes, int64_t world = 1) {
+  Diagnostics diagnostics;
+  const Changes overrides = with(
+      {"model.from=" + base.string(), "tokenizer.type=null", "dataset.train=" + recorded_data(),
+       "dataset.seq_length=9", "train.steps=20", "train.global_batch_size=2",
+       "train.micro_batch_size=1", "optimizer.lr=1e-2", "optimizer.clip_grad=0",
+       "lr_scheduler.warmup_steps=0", "mixed_precision.name=fp32", "train.run_dir=unused"},
+      changes);
+  Recipe r = plan::load_recipe_text(interchange::model_source(), "model: {}\n", "tuned", overrides,
+                                    diagnostics, world);
+  diagnostics.throw_if_errors();
+  return r;
+}
+
+train::Trainer tuned(Device& device, const fs::path& base, const Changes& changes,
+                     comm::World world = comm::World::alone()) {
+  const storage::SafetensorsReader expected(golden_lora("llama") / "expected.safetensors");
+  const Recipe r = recipe_of(base, changes, world.size());
+  return make_trainer(device, r, std::make_shared<GoldenIds>(expected), std::move(world),
+                      r.model.vocab_size);
+}
+
+const Changes kOfLlama{"peft.dim=4", "peft.alpha=8", "peft.target_modules=[q_proj,v_proj,up_proj]"};
+
+struct Case {
+  std::string name;
+  Changes peft;
+};
+const std::vector<Case> kTrained{
+    {"llama", kOfLlama},
+    {"qwen3", {"peft.dim=3", "peft.alpha=12", "peft.match_all_linear=true"}},
+    {"phi3", {"peft.dim=2", "peft.alpha=16", "peft.target_modules=[qkv_proj,down_proj]"}},
+    {"gpt2",
+     {"peft.dim=4", "peft.alpha=8", "peft.target_modules=[qkv_proj,linear_fc1]",
+      "model.hidden_dropout=0", "model.attention_dropout=0", "model.embedding_dropout=0"}}};
+
+// Returns the adapter of peft for each adapter of the model.
+std::map<std::string, const interchange::Adapter*> by_parameter(
+    const spec::ModelSpec& model, const interchange::AdapterFolder& folder) {
+  std::map<std::string, const interchange::Adapter*> all;
+  for (const interchange::Adapter& own : interchange::adapters_of(model))
+    for (const interchange::Adapter& a : folder.adapters)
+      if (a.weight == own.weight && a.first_row == own.first_row && a.rows == own.rows) {
+        CHECK(a.scale == Approx(own.scale));
+        all[own.a] = all[own.b] = &a;
+      }
+  return all;
+}
+
+std::string factor_of(const std::string& parameter, const interchange::Adapter& a) {
+  return parameter.ends_with(".a") ? a.a : a.b;
+}
+
+// Trains two steps, saves, and returns the checkpoint.
+fs::path saved_run(const fs::path& folder, const fs::path& base, const Changes& changes = {}) {
+  const auto device = Device::cpu(1);
+  train::Trainer t = tuned(*device, base, with(kOfLlama, changes));
+  run::start_from_folder(t);
+  t.step(), t.step();
+  const run::DataIdentity data(t.plan());
+  run::save_run(t, folder, {.data = &data});
+  return storage::find_latest(folder)->path;
+}
+
+// Copies a golden model, and changes some of its values.
+fs::path changed_base(const fs::path& to) {
+  fs::copy(golden_hf() / "llama", to, fs::copy_options::recursive);
+  std::fstream file(to / "model.safetensors", std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(-2, std::ios::end);
+  file.write("\x11\x3c", 2);
+  return to;
+}
+
+}  // namespace
+
+TEST_CASE("the loss and the gradients of A and B are those of peft") {
+  for (const Case& c : kTrained) {
+    INFO(c.name);
+    const storage::SafetensorsReader expected(golden_lora(c.name) / "expected.safetensors");
+    const auto device = Device::cpu(1);
+    const Recipe r = recipe_of(golden_hf() / c.name, c.peft);
+    train::Trainer t = make_trainer(*device, r, std::make_shared<GoldenIds>(expected),
+                                    comm::World::alone(), r.model.vocab_size);
+    run::start_from_folder(t);
+    const auto base = interchange::open_hf_folder(golden_hf() / c.name);
+    const auto folder = interchange::open_adapter_folder(golden_lora(c.name), base.map);
+    const auto factors = by_parameter(t.plan().model, folder);
+    CHECK(factors.size() == 2 * folder.adapters.size());
+    for (const model::Parameter* p : t.params().params())
+      if (p->adapter)
+        model::ParamStore::set_master(
+            t.compute(), *p, values_of(*folder.factors, factor_of(p->name, *factors.at(p->name))));
+    const double loss = t.step().loss;
+    CHECK(loss == Approx(values_of(expected, "loss")[0]).epsilon(1e-6));
+    for (const model::Parameter* p : t.params().params()) {
+      if (!p->adapter) continue;
+      INFO(p->name);
+      const auto want = values_of(expected, factor_of(p->name, *factors.at(p->name)));
+      CHECK(relative_l2(p->grad.to_host_float(t.compute()), want) < 1e-5);
+    }
+  }
+}
+
+TEST_CASE(
+    "an adapter goes through a checkpoint and an export unchanged, and back into peft's form") {
+  for (const Case& c : kTrained) {
+    INFO(c.name);
+    const TemporaryFolder temporary;
+    const auto device = Device::cpu(1);
+    train::Trainer t = tuned(*device, golden_hf() / c.name, c.peft);
+    run::start_from_folder(t);
+    const auto base = interchange::open_hf_folder(golden_hf() / c.name);
+    const auto golden = interchange::open_adapter_folder(golden_lora(c.name), base.map);
+    const auto factors = by_parameter(t.plan().model, golden);
+    for (const model::Parameter* p : t.params().params())
+      if (p->adapter)
+        model::ParamStore::set_master(
+            t.compute(), *p, values_of(*golden.factors, factor_of(p->name, *factors.at(p->name))));
+    const auto checkpoint = run::save_run(t, temporary / "checkpoints");
+    interchange::export_hf(checkpoint, temporary / "adapter", {});
+    const auto exported = interchange::open_adapter_folder(temporary / "adapter", base.map);
+    CHECK(exported.adapters.size() == golden.adapters.size());
+    for (const interchange::Adapter& a : golden.adapters)
+      for (const std::string& name : {a.a, a.b})
+        CHECK((values_of(*exported.factors, name) == values_of(*golden.factors, name)));
+    interchange::export_hf(checkpoint, temporary / "merged", {.dtype = DType::f32, .merge = true});
+    const auto merged = interchange::open_hf_folder(temporary / "merged");
+    const interchange::MergedWeights want(base.source(), golden.factors, golden.adapters);
+    for (const interchange::MappedTensor& w : base.map.tensors())
+      CHECK((values_of(*merged.source(), w.name) == values_of(want, w.name)));
+  }
+}
+
+TEST_CASE("a checkpoint of adapters has nothing else, and continues under any layout") {
+  const TemporaryFolder temporary;
+  const fs::path base = golden_hf() / "llama";
+  const auto device = Device::cpu(1);
+  train::Trainer straight = tuned(*device, base, kOfLlama);
+  run::start_from_folder(straight);
+  std::vector<double> want;
+  for (int i = 0; i < 4; ++i) want.push_back(straight.step().loss);
+  const fs::path from = saved_run(temporary / "checkpoints", base);
+  for (const auto set : {storage::TensorSet::weights, storage::TensorSet::optimizer}) {
+    const auto file = storage::open_checkpoint_tensors(from, set);
+    for (const auto& t : file->entries()) CHECK_THAT(t.name, Contains(".lora."));
+  }
+  for (const Changes& layout :
+       {Changes{}, kFsdp2, kMegatron, Changes{"distributed.tp_size=2"},
+        Changes{"distributed.pp_size=2", "distributed.pipeline.pp_schedule=1f1b"}}) {
+    std::vector<double> got;
+    run_ranks(layout.empty() ? 1 : 2, "thread", [&](TestRank& rank) {
+      train::Trainer t = tuned(rank.device, base, with(kOfLlama, layout), rank.world);
+      run::DataIdentity data(t.plan());
+      run::resume_run(t, from, &data);
+      for (int i = 0; i < 2; ++i) {
+        const double loss = t.step().loss;
+        if (rank.rank() == 0) got.push_back(loss);
+      }
+    });
+    check_close({want.begin() + 2, want.end()}, got, layout.empty() ? 0 : 1e-5);
+  }
+}
+
+TEST_CASE("a checkpoint of adapters refuses another base model, and names one that is gone") {
+  const TemporaryFolder temporary;
+  fs::copy(golden_hf() / "llama", temporary / "base", fs::copy_options::recursive);
+  const fs::path base = temporary / "base";
+  const fs::path from = saved_run(temporary / "checkpoints", base);
+  const fs::path other = changed_base(temporary / "other");
+  CHECK(interchange::open_trained(from).adapters.size() == 6);
+  CHECK_THROWS_WITH(interchange::open_trained(from, other), Contains("does not have the weights"));
+  const auto device = Device::cpu(1);
+  train::Trainer t = tuned(*device, other, kOfLlama);
+  run::DataIdentity data(t.plan());
+  CHECK_THROWS_WITH(run::resume_run(t, from, &data), Contains("other weights"));
+  fs::rename(base, temporary / "moved");
+  CHECK_THROWS_WITH(interchange::open_trained(from), Contains("is gone") && Contains("--base"));
+  CHECK(interchange::open_trained(from, temporary / "moved").adapters.size() == 6);
+  // Half of the adapters: another recipe would continue with fresh ones.
+  train::Trainer more = tuned(*device, temporary / "moved",
+                              {"peft.dim=4", "peft.alpha=8", "peft.match_all_linear=true"});
+  CHECK_THROWS(run::resume_run(more, from));
+  CHECK_THROWS_WITH(checkpoint::load_model(more.checkpoint_parts(), from), Contains(".lora."));
+}
+
+TEST_CASE("a run with adapters, an adapter beside its base, and a merged export are one model") {
+  const TemporaryFolder temporary;
+  const fs::path base = golden_hf() / "llama";
+  const fs::path from = saved_run(temporary / "checkpoints", base);
+  interchange::export_hf(from, temporary / "adapter", {});
+  interchange::export_hf(from, temporary / "merged", {.dtype = DType::f32, .merge = true});
+  const auto values = [&](const fs::path& model, const std::string& adapter) {
+    const run::StoredModel m = run::open_model(model, {}, "", adapter);
+    CHECK_FALSE(m.saved.model.lora);
+    const storage::ValueSource& source =
+        m.merged ? *m.merged : static_cast<const storage::ValueSource&>(*m.hugging_face);
+    std::vector<std::vector<float>> all;
+    for (const spec::TensorSpec& t : spec::parameters(m.saved.model))
+      all.push_back(values_of(source, t.name));
+    return all;
+  };
+  const auto own = values(from, "");
+  CHECK((own == values(temporary / "merged", "")));
+  CHECK((own == values(base, (temporary / "adapter").string())));
+  CHECK((own == values(base, from.string())));
+  CHECK_FALSE((own == values(base, "")));
+  CHECK_THROWS_WITH(values(from, from.string()), Contains("already has adapters"));
+  CHECK_THROWS_WITH(values(base, base.string()), Contains("adapter_config.json"));
+  CHECK_THROWS_WITH(values(golden_hf() / "mixtral", (temporary / "adapter").string()),
+                    Contains("up_proj"));
+}
+
+TEST_CASE("adapters in peft's form that mtrain cannot compute are named, all at once") {
+  const TemporaryFolder temporary;
+  const auto base = interchange::open_hf_folder(golden_hf() / "llama");
+  const auto refused = [&](const std::string& from, const std::string& to) {
+    const fs::path folder = temporary / "adapter";
+    fs::remove_all(folder);
+    fs::copy(golden_lora("llama"), folder, fs::copy_options::recursive);
+    std::string text = read_file((folder / "adapter_config.json").string());
+    text.replace(text.find(from), from.size(), to);
+    write_file_atomic(folder / "adapter_config.json", text);
+    interchange::open_adapter_folder(folder, base.map);
+  };
+  CHECK_NOTHROW(refused("\"r\": 4", "\"r\": 4"));
+  CHECK_THROWS_WITH(refused("\"use_dora\": false", "\"use_dora\": true"), Contains("DoRA"));
+  CHECK_THROWS_WITH(refused("\"bias\": \"none\"", "\"bias\": \"all\""), Contains("trained biases"));
+  CHECK_THROWS_WITH(refused("\"modules_to_save\": null", "\"modules_to_save\": [\"lm_head\"]"),
+                    Contains("as a whole"));
+  CHECK_NOTHROW(refused("\"peft_type\": \"LORA\"", "\"peft_type\": null"));
+  CHECK_THROWS_WITH(refused("\"peft_type\": \"LORA\"", "\"peft_type\": 3"),
+                    Contains("its peft_type is 3"));
+  CHECK_NOTHROW(refused("\"lora_alpha\": 8", "\"lora_alpha\": null"));
+  CHECK_THROWS_WITH(refused("\"lora_alpha\": 8", "\"lora_alpha\": \"8\""),
+                    Contains("lora_alpha") && Contains("is not a number"));
+  CHECK_THROWS_WITH(refused("\"alpha_pattern\": {}", "\"alpha_pattern\": {\"(?P<n>q)\": 1}"),
+                    Contains("alpha_pattern: the pattern (?P<n>q) is not supported"));
+  const auto gpt2 = interchange::open_hf_folder(golden_hf() / "gpt2");
+  CHECK_THROWS_WITH(interchange::open_adapter_folder(golden_lora("llama"), gpt2.map),
+                    Contains("layers.0.self_attn.q_proj") && Contains("layers.1.mlp.up_proj"));
+}
+
+TEST_CASE("of two patterns of alpha that match, peft takes the first") {
+  const TemporaryFolder temporary;
+  const auto base = interchange::open_hf_folder(golden_hf() / "llama");
+  fs::copy(golden_lora("llama"), temporary / "adapter", fs::copy_options::recursive);
+  const fs::path file = temporary / "adapter" / "adapter_config.json";
+  std::string text = read_file(file.string());
+  const std::string none = "\"alpha_pattern\": {}";
+  text.replace(text.find(none), none.size(),
+               "\"alpha_pattern\": {\"q_proj\": 16, \"layers.0.self_attn.q_proj\": 32}");
+  write_file_atomic(file, text);
+  const auto opened = interchange::open_adapter_folder(temporary / "adapter", base.map);
+  std::vector<double> queries;
+  for (const interchange::Adapter& a : opened.adapters)
+    if (a.a.find("q_proj") != std::string::npos) queries.push_back(a.scale);
+  CHECK(queries == std::vector<double>{4, 4});
+}
+
+TEST_CASE("a recipe learns before it trains that peft cannot have its adapters") {
+  const fs::path phi3 = golden_hf() / "phi3";
+  const auto check = [](const Recipe& r) {
+    Diagnostics diagnostics;
+    interchange::check_consolidated(r, diagnostics);
+    return diagnostics;
+  };
+  const Diagnostics warned = check(recipe_of(phi3, {"peft.dim=2"}));
+  CHECK_FALSE(warned.has_errors());
+  REQUIRE(warned.sorted().size() == 1);
+  CHECK_THAT(warned.sorted()[0].reason, Contains("qkv_proj"));
+  CHECK(check(recipe_of(phi3, {"peft.dim=2", "checkpoint.save_consolidated=every"})).has_errors());
+  CHECK(check(recipe_of(phi3, kTrained[2].peft)).sorted().empty());
+  CHECK(check(recipe_of(golden_hf() / "llama", {"peft.dim=2"})).sorted().empty());
+}
+
+}  // namespace parity_lora_peft_test

@@ -1,0 +1,227 @@
+// Trains adapters beside frozen weights: the formula against a model with merged weights, what
+// stays as it was, and layouts against a single rank.
+#include <map>
+#include <set>
+
+#include <catch2/catch.hpp>
+
+#include "run/run_checkpoint.h"
+#include "storage/checkpoint_dir.h"
+#include "test/support/comm_testing.h"
+#include "test/support/temporary_folder.h"
+#include "test/support/train_testing.h"
+
+namespace parity_lora_test {
+
+using namespace mtrain;
+using namespace train_testing;
+
+namespace {
+
+const Changes kPipeline{"distributed.pp_size=2", "distributed.pipeline.pp_schedule=1f1b"};
+const Changes kLora{"peft.dim=4", "peft.alpha=8"};
+const Changes kParts{"peft.dim=4", "peft.alpha=8", "peft.target_modules=[q_proj,v_proj,up_proj]"};
+const Changes kFused{"peft.dim=4", "peft.alpha=8", "peft.target_modules=[linear_*]"};
+
+using Values = std::map<std::string, std::vector<float>>;
+
+Values values_of(train::Trainer& t) {
+  Values all;
+  for (const model::Parameter* p : t.params().params())
+    all[p->name] = p->value.to_host_float(t.compute());
+  for (const model::Parameter* p : t.params().params())  // without the rows of padding
+    all[p->name].resize(size_t(p->full_shape().count()));
+  return all;
+}
+
+std::vector<double> losses(train::Trainer& t, int64_t steps) {
+  std::vector<double> all;
+  for (int64_t i = 0; i < steps; ++i) all.push_back(t.step().loss);
+  return all;
+}
+
+train::Trainer trainer(Device& device, const Changes& changes) {
+  return make_trainer(device, tiny(changes), std::make_shared<CountingData>());
+}
+
+// Adds scale B A to the rows [first, first + the rows of B) of W (O, I).
+void merge(std::vector<float>& W, int64_t first, int64_t I, const std::vector<float>& A,
+           const std::vector<float>& B, int64_t dim, float scale) {
+  const int64_t rows = int64_t(B.size()) / dim;
+  for (int64_t o = 0; o < rows; ++o)
+    for (int64_t i = 0; i < I; ++i) {
+      double sum = 0;
+      for (int64_t k = 0; k < dim; ++k)
+        sum += double(B[size_t(o * dim + k)]) * double(A[size_t(k * I + i)]);
+      W[size_t((first + o) * I + i)] += scale * float(sum);
+    }
+}
+
+// Returns the weights of a model without adapters that computes the same.
+Values merged(const RunPlan& plan, Values values) {
+  const spec::Lora& lora = *plan.model.lora;
+  for (const spec::TensorSpec& w : spec::parameters(plan.model)) {
+    if (!w.name.ends_with(".weight")) continue;
+    const std::string linear = w.name.substr(0, w.name.size() - std::string(".weight").size());
+    int64_t first = 0;
+    const auto add = [&](spec::Rows rows, int64_t row) {
+      const auto a = values.find(linear + adapter_prefix(rows) + ".a");
+      if (a == values.end()) return;
+      merge(values.at(w.name), row, w.full_shape[1], a->second,
+            values.at(linear + adapter_prefix(rows) + ".b"), lora.dim, lora.scale());
+    };
+    add(spec::Rows::all, 0);
+    for (const spec::RowSection& s : w.split.sections) {
+      if (s.rows != spec::Rows::all) add(s.rows, first);
+      first += s.count();
+    }
+  }
+  return values;
+}
+
+}  // namespace
+
+TEST_CASE("adapters begin without effect, learn, and leave frozen weights as they were") {
+  for (const Changes& lora : {kLora, kParts, kFused}) {
+    const auto device = Device::cpu(1, {.stream_sanitizer = true});
+    train::Trainer full = trainer(*device, {}), adapted = trainer(*device, lora);
+    const Values before = values_of(adapted);
+    const std::vector<double> got = losses(adapted, 12);
+    CHECK(got[0] == full.step().loss);
+    CHECK(got.back() < got[0] - 0.05);
+    const Values after = values_of(adapted);
+    int changed = 0;
+    for (const model::Parameter* p : adapted.params().params()) {
+      INFO(p->name);
+      CHECK(p->frozen != p->adapter);
+      CHECK(bool(p->grad) == p->adapter);
+      if (p->frozen)
+        CHECK((before.at(p->name) == after.at(p->name)));
+      else
+        changed += before.at(p->name) != after.at(p->name);
+    }
+    CHECK(changed == std::ranges::count_if(adapted.params().params(), &model::Parameter::adapter));
+  }
+}
+
+TEST_CASE("adapters compute what weights W + alpha / dim B A compute") {
+  for (const Changes& lora : {kLora, kParts, kFused, with(kLora, {"model.activation=gelu_tanh"})}) {
+    Changes plain;
+    if (lora.size() > 2 && lora.back().starts_with("model.")) plain.push_back(lora.back());
+    const auto device = Device::cpu(1);
+    train::Trainer adapted = trainer(*device, lora), full = trainer(*device, plain);
+    losses(adapted, 5), losses(full, 5);
+    const Values values = merged(adapted.plan(), values_of(adapted));
+    for (const model::Parameter* p : full.params().params())
+      model::ParamStore::set_master(full.compute(), *p, values.at(p->name));
+    const double with_adapters = adapted.step().loss, with_merged = full.step().loss;
+    CHECK(with_merged == Approx(with_adapters).epsilon(1e-6));
+  }
+}
+
+TEST_CASE("bf16 training keeps two bytes of a frozen weight") {
+  const auto device = Device::cpu(1);
+  train::Trainer t = trainer(*device, with(kLora, {"mixed_precision.name=bf16_mixed"}));
+  for (const model::ParamUnit* unit : t.params().units()) {
+    int64_t frozen = 0;
+    for (const model::OwnedRange& range : unit->owned) {
+      if (range.grad) continue;
+      frozen += range.count;
+      CHECK_FALSE(range.master);
+      CHECK(range.value.dtype() == DType::bf16);
+    }
+    CHECK(frozen == unit->count - unit->trained_count);
+    CHECK(unit->own_master.count() == unit->trained_count);
+    CHECK(unit->grad.count() == unit->trained_count);
+  }
+  const std::vector<double> got = losses(t, 12);
+  CHECK(got.back() < got[0] - 0.05);
+}
+
+TEST_CASE("dropout of adapters is the same in a recomputed pass, and changes the result") {
+  const auto device = Device::cpu(1);
+  const Changes dropped = with(kLora, {"peft.dropout=0.3"});
+  train::Trainer without = trainer(*device, kLora), kept = trainer(*device, dropped),
+                 recomputed = trainer(*device, with(dropped, {"recompute.granularity=full"}));
+  const std::vector<double> a = losses(kept, 6), b = losses(recomputed, 6);
+  CHECK((a == b));
+  CHECK(losses(without, 6).back() != a.back());
+}
+
+TEST_CASE("adapters train under every layout as on a single rank") {
+  const std::vector<Changes> layouts{
+      {"distributed.strategy=ddp"},
+      kMegatron,
+      kFsdp2,
+      kAtOnce,
+      {"distributed.strategy=megatron_fsdp"},
+      {"distributed.tp_size=2"},
+      {"distributed.tp_size=2", "distributed.sequence_parallel=true"},
+      {"distributed.tp_size=4", "distributed.sequence_parallel=true"},
+      {"distributed.cp_size=2"},
+      with(kPipeline, {}),
+      with(kPipeline, {"distributed.pipeline.pp_schedule=zero_bubble"}),
+      with(kPipeline, {"distributed.tp_size=2", "distributed.sequence_parallel=true"}),
+      with(kFsdp2, {"distributed.tp_size=2"}),
+      with(kFsdp2, {"distributed.cp_size=2"}),
+      with(kPipeline, kFsdp2),
+      {"recompute.granularity=full"}};
+  for (const Changes& lora : {kLora, kParts, kFused}) {
+    const Changes base =
+        with(lora, {"model.num_layers=4", "train.global_batch_size=4", "train.micro_batch_size=1"});
+    const auto device = Device::cpu(1);
+    train::Trainer one = trainer(*device, base);
+    const std::vector<double> alone = losses(one, 8);
+    for (const Changes& layout : layouts) {
+      std::string text;
+      int ranks = 1;
+      for (const std::string& s : layout) {
+        text += s + " ";
+        if (s.find("_size=") != std::string::npos && s.find("bucket") == std::string::npos)
+          ranks *= s.back() - '0';
+      }
+      if (text.find("strategy") != std::string::npos) ranks *= 2;
+      INFO(text << "on " << ranks << " ranks");
+      std::vector<std::vector<double>> got(static_cast<size_t>(ranks));
+      run_ranks(ranks, "thread", [&](TestRank& rank) {
+        const Recipe r = tiny(with(base, layout), ranks);
+        train::Trainer t =
+            make_trainer(rank.device, r, std::make_shared<CountingData>(), rank.world);
+        got[size_t(rank.rank())] = losses(t, 8);
+      });
+      check_close(alone, got[0], 1e-5);
+    }
+  }
+}
+
+TEST_CASE("a run with adapters continues from its checkpoint, under the same or another layout") {
+  for (const Changes& precision : {Changes{}, Changes{"mixed_precision.name=bf16_mixed"}}) {
+    const Changes base = with(kParts, precision);
+    const auto device = Device::cpu(1);
+    train::Trainer straight = trainer(*device, base);
+    const std::vector<double> want = losses(straight, 4);
+    const TemporaryFolder folder;
+    train::Trainer saved = trainer(*device, base);
+    losses(saved, 2);
+    run::save_run(saved, folder.path);
+    const auto from = storage::find_latest(folder.path)->path;
+    train::Trainer resumed = trainer(*device, base);
+    run::resume_run(resumed, from);
+    CHECK(losses(resumed, 2) == std::vector<double>(want.begin() + 2, want.end()));
+    std::vector<double> sharded;
+    run_ranks(2, "thread", [&](TestRank& rank) {
+      const Changes layout =
+          with(with(base, kFsdp2), {"train.micro_batch_size=3", "train.global_batch_size=6"});
+      train::Trainer t =
+          make_trainer(rank.device, tiny(layout, 2), std::make_shared<CountingData>(), rank.world);
+      run::resume_run(t, from);
+      const std::vector<double> own = losses(t, 2);
+      if (rank.rank() == 0) sharded = own;
+    });
+    check_close({want.begin() + 2, want.end()}, sharded, precision.empty() ? 1e-5 : 2e-2);
+    train::Trainer other = trainer(*device, with(base, {"peft.alpha=4"}));
+    CHECK_THROWS_WITH(run::resume_run(other, from), Catch::Matchers::Contains("peft.alpha"));
+  }
+}
+
+}  // namespace parity_lora_test

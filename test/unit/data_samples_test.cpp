@@ -1,0 +1,247 @@
+// Rows of JSON lines that become tokens and labels, and the cache of their tokens.
+#include <fstream>
+#include <set>
+#include <thread>
+
+#include <catch2/catch.hpp>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "data/dataset/indexed_dataset.h"
+#include "data/dataset/mock_dataset.h"
+#include "data/parquet/parquet_rows.h"
+#include "data/samples/column_text.h"
+#include "data/samples/sample_source.h"
+#include "test/support/temporary_folder.h"
+
+namespace data_samples_test {
+
+using namespace mtrain;
+using namespace mtrain::data;
+namespace fs = std::filesystem;
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string rendered(const std::string& text, const Json& row) {
+  LineFault fault;
+  std::string out;
+  const bool ok = ColumnText(text, "prompt").render(row, fault, out);
+  return ok ? out : "fault: " + fault.why;
+}
+
+// The bytes of a document, with the labels in brackets.
+std::string shown(const fs::path& prefix, int64_t document) {
+  const IndexedDataset tokens(prefix);
+  const int64_t begin = tokens.index().document_begin(document);
+  std::vector<int32_t> ids(size_t(tokens.index().document_begin(document + 1) - begin));
+  tokens.read(begin, ids);
+  std::string out;
+  bool in = false;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (const bool counts = tokens.counts(begin + int64_t(i)); counts != in)
+      out += (in = counts) ? "[" : "]";
+    out += ids[i] == 256 ? std::string("$") : std::string(1, char(ids[i]));
+  }
+  return out + (in ? "]" : "");
+}
+
+SampleSource pairs_of(const fs::path& file) {
+  return {.format = SampleSource::Format::prompt_completion,
+          .files = {file.string()},
+          .prompt = "{q} ",
+          .completion = "{a}",
+          .tokenizer = "byte",
+          .name = "dataset.train"};
+}
+
+void write_rows(const fs::path& file, int64_t rows) {
+  std::ofstream out(file);
+  for (int64_t i = 0; i < rows; ++i) out << "{\"q\": \"q" << i << "\", \"a\": \"a" << i << "\"}\n";
+}
+
+std::string error_of(const SampleSource& source, const fs::path& cache) {
+  try {
+    tokenize_samples(source, cache);
+  } catch (const UserError& e) {
+    return e.message() + " / " + e.hint();
+  }
+  return "none";
+}
+
+}  // namespace
+
+TEST_CASE("a text of columns takes keys, items, items by number, and trims") {
+  const Json row = Json::parse(R"({"ctx": "c", "label": "1", "endings": ["e", " f "],
+                                   "n": 0, "answers": {"text": [" x ", "y"], "none": []}})");
+  CHECK(rendered("A: {ctx} {{}}", row) == "A: c {}");
+  CHECK(rendered("{endings[label]}", row) == " f ");
+  CHECK(rendered("{endings[n]}{endings[1]|trim}", row) == "ef");
+  CHECK(rendered("{answers.text[0]|trim}", row) == "x");
+  CHECK(rendered("<{answers.none[0]}>", row) == "<>");
+  CHECK(rendered("{contxt}", row) ==
+        "fault: there is no column \"contxt\"; the row has ctx, label, endings, n, answers");
+  CHECK(rendered("{n}", row) == "fault: {n} is not a text");
+  CHECK(rendered("{endings[7]}", row) == "fault: {endings[7]} is not a text");
+  for (const char* wrong : {"{a", "a}", "{}", "{a|upper}", "{[0]}", "{a[0}"})
+    CHECK_THROWS_AS(ColumnText(wrong, "prompt"), UserError);
+}
+
+TEST_CASE("a split is a name with a slice of rows or percent") {
+  const auto range = [](const char* text) { return parse_split(text)->range(200); };
+  CHECK(range("train") == std::pair<int64_t, int64_t>{0, 200});
+  CHECK(range("train[:10]") == std::pair<int64_t, int64_t>{0, 10});
+  CHECK(range("train[190:]") == std::pair<int64_t, int64_t>{190, 200});
+  CHECK(range("validation[10%:15%]") == std::pair<int64_t, int64_t>{20, 30});
+  CHECK(range("[-5:]") == std::pair<int64_t, int64_t>{195, 200});
+  CHECK(range("train[:999]") == std::pair<int64_t, int64_t>{0, 200});
+  CHECK(parse_split("train[:10]")->name == "train");
+  for (const char* wrong : {"train[10]", "train[:x]", "train[:10", "tr ain", "train[:101%]"})
+    CHECK_FALSE(parse_split(wrong));
+}
+
+TEST_CASE("rows become tokens whose answers are labels, once for the same content") {
+  const TemporaryFolder folder;
+  write_rows(folder / "a.jsonl", 20);
+  SampleSource source = pairs_of(folder / "a.jsonl");
+  const TokenizedSamples first = tokenize_samples(source, folder / "cache");
+  CHECK(first.built);
+  CHECK(IndexedDataset(first.prefix).index().documents() == 20);
+  CHECK(shown(first.prefix, 3) == "q3 [a3]");
+  const TokenizedSamples again = tokenize_samples(source, folder / "cache");
+  CHECK_FALSE(again.built);
+  CHECK(again.prefix == first.prefix);
+  write_rows(folder / "b.jsonl", 20);  // the same content under another name
+  CHECK(tokenize_samples(pairs_of(folder / "b.jsonl"), folder / "cache").prefix == first.prefix);
+  source.end_of_text = true;
+  const TokenizedSamples ended = tokenize_samples(source, folder / "cache");
+  CHECK(ended.built);
+  CHECK(shown(ended.prefix, 3) == "q3 [a3$]");
+  source.answers_only = false;
+  CHECK(shown(tokenize_samples(source, folder / "cache").prefix, 3) == "[q3 a3$]");
+  write_rows(folder / "a.jsonl", 21);
+  CHECK(tokenize_samples(source, folder / "cache").built);
+}
+
+TEST_CASE("split, limit and shuffling choose rows, also across files and blank lines") {
+  const TemporaryFolder folder;
+  write_rows(folder / "a.jsonl", 10);
+  std::ofstream(folder / "b.jsonl")
+      << "\n{\"q\": \"x\", \"a\": \"y\"}\n\n{\"q\": \"u\", \"a\": \"v\"}";
+  SampleSource source = pairs_of(folder / "a.jsonl");
+  source.files.push_back((folder / "b.jsonl").string());
+  source.split = *parse_split("train[9:11]");
+  const auto nine = tokenize_samples(source, folder / "cache").prefix;
+  CHECK(IndexedDataset(nine).index().documents() == 2);
+  CHECK(shown(nine, 0) == "q9 [a9]");
+  CHECK(shown(nine, 1) == "x [y]");
+  source.limit = 1;
+  CHECK(IndexedDataset(tokenize_samples(source, folder / "cache").prefix).index().documents() == 1);
+  source.split = *parse_split("train[:6]"), source.limit.reset(), source.shuffle_seed = 4;
+  SampleSource rest = source;
+  rest.split = *parse_split("train[6:]");
+  std::set<std::string> texts;
+  for (const SampleSource& part : {source, rest}) {
+    const auto prefix = tokenize_samples(part, folder / "cache").prefix;
+    CHECK(IndexedDataset(prefix).index().documents() == 6);
+    for (int64_t d = 0; d < 6; ++d) texts.insert(shown(prefix, d));
+  }
+  CHECK(texts.size() == 12);  // both parts follow one order
+  rest.split = *parse_split("train[50:]");
+  CHECK(error_of(rest, folder / "cache") ==
+        "dataset.train: split and limit leave none of 12 rows / choose rows that the data have");
+}
+
+TEST_CASE("threads that start at once build the tokens once") {
+  const TemporaryFolder folder;
+  write_rows(folder / "a.jsonl", 5000);
+  std::atomic<int> built = 0;
+  std::vector<std::thread> runs;
+  for (int i = 0; i < 6; ++i)
+    runs.emplace_back([&] {
+      const auto result = tokenize_samples(pairs_of(folder / "a.jsonl"), folder / "cache");
+      built += result.built;
+      if (IndexedDataset(result.prefix).index().documents() != 5000) built += 100;
+    });
+  for (std::thread& run : runs) run.join();
+  CHECK(built == 1);
+}
+
+TEST_CASE("a broken row is named by file and line, and leaves nothing in the cache") {
+  const TemporaryFolder folder;
+  write_rows(folder / "a.jsonl", 100000);
+  std::string text = read_file(folder / "a.jsonl");
+  text[text.find("\"q77123\"") - 3] = '?';
+  write_file_atomic(folder / "a.jsonl", text);
+  const std::string broken = error_of(pairs_of(folder / "a.jsonl"), folder / "cache");
+  CHECK(broken.find("a.jsonl:77124:") != std::string::npos);
+  CHECK(broken.ends_with("/ fix the line, or remove it"));
+  for (const auto& entry : fs::directory_iterator(folder / "cache"))
+    CHECK(entry.path().extension() == ".lock");
+  write_rows(folder / "b.jsonl", 3);
+  SampleSource source = pairs_of(folder / "b.jsonl");
+  source.completion = "{answer}";
+  const std::string columns = error_of(source, folder / "cache");
+  CHECK(columns.find("b.jsonl:1: there is no column \"answer\"; the row has q, a") !=
+        std::string::npos);
+}
+
+TEST_CASE("Parquet has the rows of its JSON lines, or is refused with its conversion") {
+  const fs::path golden = fs::path(MTRAIN_SOURCE_DIR) / "test/golden/rows";
+  const TemporaryFolder folder;
+  fs::create_directories(folder / "d/plain_text");
+  fs::copy_file(golden / "squad.parquet", folder / "d/plain_text/train-00000-of-00001.parquet");
+  SampleSource source = pairs_of(folder / "d");
+  source.prompt = "{context} {question} ", source.completion = "{answers.text[0]|trim}";
+  if (!reads_parquet()) {
+    const std::string error = error_of(source, folder / "cache");
+    CHECK(error.find("train-00000-of-00001.parquet is parquet") != std::string::npos);
+    CHECK(error.find("pandas.read_parquet(") != std::string::npos);
+    return;
+  }
+  const auto rows = tokenize_samples(source, folder / "cache").prefix;
+  source.files = {(golden / "squad.jsonl").string()};
+  const auto lines = tokenize_samples(source, folder / "cache").prefix;
+  CHECK(rows != lines);
+  for (int64_t d = 0; d < 8; ++d) CHECK(shown(rows, d) == shown(lines, d));
+  for (const auto& entry : fs::directory_iterator(folder / "cache"))
+    CHECK(entry.path().extension() != ".rows");
+  std::ofstream(folder / "broken.parquet") << "PAR1";
+  source.files = {(folder / "broken.parquet").string()};
+  CHECK(error_of(source, folder / "cache").find("cannot read") != std::string::npos);
+}
+
+TEST_CASE("files are those of the split and of the subset") {
+  const TemporaryFolder folder;
+  fs::create_directories(folder / "d/data");
+  write_rows(folder / "d/data/train-00000.jsonl", 3);
+  write_rows(folder / "d/data/validation.jsonl", 2);
+  SampleSource source = pairs_of(folder / "d");
+  CHECK(files_of(source).at(0).filename() == "train-00000.jsonl");
+  source.split = *parse_split("validation[:1]");
+  CHECK(files_of(source).size() == 1);
+  CHECK(files_of(source).at(0).filename() == "validation.jsonl");
+  fs::create_directories(folder / "d/main");
+  write_rows(folder / "d/main/train.jsonl", 1);
+  source.split = *parse_split("train"), source.subset = "main";
+  CHECK(files_of(source) == std::vector<fs::path>{folder / "d/main/train.jsonl"});
+  source.subset = "";
+  source.split = *parse_split("dev");
+  CHECK(error_of(source, folder / "cache").find("no rows of the split `dev`") != std::string::npos);
+  source.files = {"no_such_file.jsonl"};
+  CHECK(error_of(source, folder / "cache").find("no_such_file.jsonl") != std::string::npos);
+}
+
+TEST_CASE("random tokens are below the vocabulary, and the last has no label") {
+  const MockDataset mock({.seq_length = 8, .samples = 3, .vocab_size = 10, .seed = 1});
+  Sample a, b, again;
+  mock.sample(0, a), mock.sample(1, b), mock.sample(3, again);
+  CHECK(a.input != b.input);
+  CHECK(a.input == again.input);
+  CHECK(a.label.back() == -1);
+  CHECK(std::equal(a.label.begin(), a.label.end() - 1, a.input.begin() + 1));
+  for (const int32_t id : a.input) CHECK((id >= 0 && id < 10));
+}
+
+}  // namespace data_samples_test

@@ -1,0 +1,133 @@
+// Tests which linears get adapters by the names in the section peft, and what is refused.
+#include <algorithm>
+
+#include <catch2/catch.hpp>
+
+#include "interchange/model_source.h"
+#include "plan/load_recipe.h"
+#include "plan/run_plan.h"
+#include "recipe/adapters.h"
+#include "recipe/model_spec.h"
+#include "spec/tensors.h"
+
+namespace plan_adapters_test {
+
+using namespace mtrain;
+using Catch::Matchers::Contains;
+
+namespace {
+
+constexpr const char* kBase =
+    "model: {num_layers: 2, hidden_size: 64, num_attention_heads: 4, ffn_hidden_size: 96}\n"
+    "dataset: {train: unused, seq_length: 32}\n"
+    "train: {steps: 2, global_batch_size: 2, run_dir: unused}\n";
+
+struct Loaded {
+  Recipe recipe;
+  std::string errors, warnings;
+};
+
+Loaded load(const std::string& peft, std::vector<std::string> settings = {}) {
+  Diagnostics diagnostics;
+  Loaded l{.recipe = plan::load_recipe_text(interchange::model_source(), kBase + peft, "r.yaml",
+                                            settings, diagnostics, 1),
+           .errors = {},
+           .warnings = {}};
+  l.errors = diagnostics.text(recipe::Severity::error);
+  l.warnings = diagnostics.text(recipe::Severity::warning);
+  return l;
+}
+
+// Returns the names of the adapters of a layer, without "layers.N." and without A and B.
+std::vector<std::string> adapters(const std::string& peft, int64_t layer = 0) {
+  const Loaded l = load(peft);
+  INFO(l.errors);
+  REQUIRE(l.errors.empty());
+  const RunPlan plan = plan::make_plan(l.recipe, 1, 61);
+  std::vector<std::string> names;
+  for (const spec::TensorSpec& t : spec::layer_tensors(plan.model, layer))
+    if (t.name.ends_with(".a")) names.push_back(t.name.substr(9, t.name.size() - 11));
+  return names;
+}
+
+using Names = std::vector<std::string>;
+
+}  // namespace
+
+TEST_CASE("names of Hugging Face choose the weights that a linear stacks") {
+  CHECK(adapters("peft: {target_modules: [q_proj, v_proj]}\n") ==
+        Names{"attention.qkv.lora.query", "attention.qkv.lora.value"});
+  CHECK(adapters("peft: {target_modules: ['*.o_proj', mlp.up_proj]}\n") ==
+        Names{"attention.proj.lora", "mlp.gate_up.lora.up"});
+  const Names all{"attention.qkv.lora.query",
+                  "attention.qkv.lora.key",
+                  "attention.qkv.lora.value",
+                  "attention.proj.lora",
+                  "mlp.gate_up.lora.gate",
+                  "mlp.gate_up.lora.up",
+                  "mlp.down.lora"};
+  for (const char* peft :
+       {"peft: {dim: 4}\n", "peft: {target_modules: ['*_proj']}\n",
+        "peft: {_target_: nemo_automodel.components._peft.lora.PeftConfig, match_all_linear: true, "
+        "target_modules: [q_proj]}\n"})
+    CHECK(adapters(peft) == all);
+  CHECK(adapters("peft: {target_modules: ['model.layers.1.self_attn.*']}\n").empty());
+  CHECK(adapters("peft: {target_modules: ['model.layers.1.self_attn.*']}\n", 1).size() == 4);
+  CHECK(adapters("peft: {exclude_modules: ['*.mlp.*', k_proj, o_proj]}\n") ==
+        Names{"attention.qkv.lora.query", "attention.qkv.lora.value"});
+}
+
+TEST_CASE("names of Bridge choose a linear as a whole") {
+  CHECK(adapters("peft: {target_modules: [linear_qkv, linear_proj, linear_fc1, linear_fc2]}\n") ==
+        Names{"attention.qkv.lora", "attention.proj.lora", "mlp.gate_up.lora", "mlp.down.lora"});
+  for (const char* pattern : {"linear*", "linear_*", "'*fc2'"}) {
+    const Names names = adapters(std::string("peft: {target_modules: [") + pattern + "]}\n");
+    CHECK(std::ranges::count(names, "mlp.down.lora") == 1);
+    CHECK(names.size() == (pattern[0] == 'l' ? 4 : 1));
+  }
+  CHECK(adapters("peft: {target_modules: ['*.self_attention.*']}\n") ==
+        Names{"attention.qkv.lora", "attention.proj.lora"});
+}
+
+TEST_CASE("an exclusion holds for a linear and for the weights that it stacks, by either name") {
+  const Names mlp{"mlp.gate_up.lora.gate", "mlp.gate_up.lora.up", "mlp.down.lora"};
+  CHECK(adapters("peft: {match_all_linear: true, exclude_modules: [linear_qkv, o_proj]}\n") == mlp);
+  CHECK(adapters("peft: {exclude_modules: [qkv_proj, linear_proj]}\n") == mlp);
+  CHECK(adapters("peft: {target_modules: [q_proj, down_proj], exclude_modules: [linear_qkv]}\n") ==
+        Names{"mlp.down.lora"});
+  CHECK_THAT(load("peft: {target_modules: [linear_qkv], exclude_modules: [q_proj]}\n").errors,
+             Contains("a part of linear_qkv is excluded"));
+  const Loaded idle = load("peft: {exclude_modules: ['*lm_head*', '*vision*']}\n");
+  CHECK(idle.errors.empty());
+  CHECK_THAT(idle.warnings, Contains("*lm_head* or *vision*"));
+}
+
+TEST_CASE("a section peft asks for adapters of dimension 8, and a printed recipe for what it has") {
+  CHECK(load("peft: {alpha: 16}\n").recipe.peft.dim == 8);
+  CHECK(load("").recipe.peft.dim == 0);
+  CHECK(load("peft: {dim: 0, alpha: 16}\n").recipe.peft.dim == 0);
+}
+
+TEST_CASE("what adapters cannot go together with is refused by name") {
+  CHECK_THAT(load("peft: {target_modules: [q_prj]}\n").errors,
+             Contains("q_prj") && Contains("q_proj, k_proj"));
+  CHECK_THAT(load("peft: {exclude_modules: ['*']}\n").errors,
+             Contains("no linear gets an adapter"));
+  CHECK_THAT(load("peft: {use_dora: true}\n").errors, Contains("DoRA"));
+  CHECK_THAT(load("quantization: {load_in_4bit: true}\n").errors, Contains("quantized weights"));
+  CHECK_THAT(load("peft: {dim: 4}\n", {"optimizer.name=muon"}).errors, Contains("Muon"));
+  CHECK_THAT(load("peft: {dim: 4}\n", {"model.moe.num_experts=4"}).errors, Contains("experts"));
+}
+
+TEST_CASE("a plan counts adapters as trained, and all else as frozen") {
+  const RunPlan full = plan::make_plan(load("").recipe, 1, 61),
+                lora = plan::make_plan(load("peft: {dim: 4, target_modules: [o_proj]}\n").recipe, 1,
+                                       61);
+  CHECK(lora.parameters.adapters == 2 * (4 * 64 + 64 * 4));
+  CHECK(lora.parameters.total() == full.parameters.total() + lora.parameters.adapters);
+  CHECK(lora.memory[0].grads == 4 * lora.parameters.adapters);
+  for (const spec::TensorSpec& t : spec::parameters(lora.model))
+    CHECK(t.frozen == (t.name.find(".lora.") == std::string::npos));
+}
+
+}  // namespace plan_adapters_test

@@ -1,0 +1,195 @@
+// Tests that recipes of NeMo AutoModel for fine-tuning mean what AutoModel means by them: its
+// classes of data. Also mtrain's own form of rows of text.
+#include <fmt/core.h>
+
+#include "interchange/model_source.h"
+#include "plan/options/recipe_options.h"
+#include "recipe_cases.h"
+
+namespace recipe_samples_test {
+
+using namespace mtrain;
+using namespace recipe_cases;
+using recipe::DataForm;
+using recipe::SampleFormat;
+
+namespace {
+
+const std::string kModel =
+    "model: {architecture: llama, num_layers: 2, hidden_size: 64, num_attention_heads: 4, "
+    "vocab_size: 512, max_position_embeddings: 4096}\n";
+const std::string kClasses = "nemo_automodel.components.datasets.llm.";
+const std::string kSquad =
+    "recipe: TrainFinetuneRecipeForNextTokenPrediction\n"
+    "step_scheduler: {global_batch_size: 64, local_batch_size: 8, ckpt_every_steps: 50, "
+    "val_every_steps: 10, num_epochs: 2, max_steps: 100}\n"
+    "dist_env: {backend: nccl, timeout_minutes: 1}\n"
+    "rng: {_target_: nemo_automodel.components.training.rng.StatefulRNG, seed: 1111, ranked: "
+    "true}\n" +
+    kModel + "dataset:\n  _target_: " + kClasses +
+    "squad.make_squad_dataset\n  dataset_name: rajpurkar/squad\n  split: train\n"
+    "  limit_dataset_samples: 500\n"
+    "validation_dataset:\n  _target_: " +
+    kClasses +
+    "squad.make_squad_dataset\n  dataset_name: rajpurkar/squad\n  split: validation\n"
+    "loss_fn: {_target_: nemo_automodel.components.loss.masked_ce.MaskedCrossEntropy}\n"
+    "dataloader: {_target_: torchdata.stateful_dataloader.StatefulDataLoader, shuffle: true}\n"
+    "optimizer: {_target_: torch.optim.Adam, betas: [0.9, 0.999], eps: 1e-8, lr: 1.0e-5, "
+    "weight_decay: 0}\n"
+    "ci: {recipe_owner: someone, time: '00:10:00'}\n";
+
+Recipe read(const std::string& text, Diagnostics& diagnostics, const Overrides& set = {}) {
+  return plan::load_recipe_text(interchange::model_source(), text, "r.yaml", set, diagnostics, 0,
+                                {.dry_run = true});
+}
+Recipe loaded(const std::string& text, const Overrides& set = {}) {
+  Diagnostics diagnostics;
+  const Recipe r = read(text, diagnostics, set);
+  INFO(listed(diagnostics));
+  REQUIRE_FALSE(diagnostics.has_errors());
+  return r;
+}
+bool refuses(const std::string& text, const std::string& gist, const Overrides& set = {}) {
+  Diagnostics diagnostics;
+  read(text, diagnostics, set);
+  INFO(listed(diagnostics));
+  return diagnostics.text(recipe::Severity::error).find(gist) != std::string::npos;
+}
+
+const std::string kNative = kModel +
+                            "dataset:\n  train: {messages: a.jsonl, split: 'train[:1000]', "
+                            "template: chat.jinja}\n  seq_length: 512\n";
+
+}  // namespace
+
+TEST_CASE("AutoModel's squad loads as rows of a prompt and its answer") {
+  const Recipe r = loaded(kSquad);
+  const recipe::SamplesConfig &s = r.dataset.train_samples, &v = r.dataset.validation_samples;
+  CHECK(s.format == SampleFormat::prompt_completion);
+  CHECK(s.files == std::vector<std::string>{"rajpurkar/squad"});
+  CHECK(s.prompt == "Context: {context} Question: {question} Answer: ");
+  CHECK(s.completion == "{answers.text[0]|trim}");
+  CHECK(s.limit == 500);
+  CHECK(s.chat_template == "auto");
+  CHECK((s.together && s.headers && !s.cut && s.end_of_text == false));
+  CHECK(v.split == "validation");
+  CHECK_FALSE(v.limit);
+  CHECK(recipe::data_form(r) == DataForm::rows);
+  CHECK(plan::dataset_options(r).rows);
+  CHECK(r.train.micro_batch_size == 8);
+  CHECK(r.train.seed == 1111);
+}
+
+TEST_CASE("AutoModel's other classes of data") {
+  const auto with_data = [&](const std::string& data) {
+    return "recipe: x\nstep_scheduler: {global_batch_size: 8, max_steps: 5}\n" + kModel +
+           "dataset:\n  _target_: " + kClasses + data;
+  };
+  const Recipe swag = loaded(with_data(
+      "hellaswag.HellaSwag\n  path_or_dataset: rowan/hellaswag\n  pad_to_max_length: false\n"));
+  CHECK(swag.dataset.train_samples.prompt == "{ctx}");
+  CHECK(swag.dataset.train_samples.completion == "{endings[label]}");
+  CHECK_FALSE(swag.dataset.train_samples.together);
+  const Recipe chat = loaded(with_data(
+      "chat_dataset.ChatDataset\n  path_or_dataset_id: allenai/tulu-3\n  split: train[:128]\n"
+      "  shuffle_seed: 42\n  truncation: true\n  padding: false\n  seq_length: 2048\n"
+      "  chat_template: chat.jinja\n"));
+  CHECK(chat.dataset.train_samples.format == SampleFormat::messages);
+  CHECK(chat.dataset.train_samples.cut);
+  CHECK(chat.dataset.train_samples.shuffle_seed == 42);
+  CHECK(chat.dataset.train_samples.chat_template == "chat.jinja");
+  CHECK(chat.dataset.seq_length == 2048);
+  const Recipe columns = loaded(with_data(
+      "column_mapped_text_instruction_dataset.ColumnMappedTextInstructionDataset\n"
+      "  path_or_dataset_id: [a.jsonl, b.jsonl]\n  split: train\n  answer_only_loss_mask: false\n"
+      "  truncation: do_not_truncate\n"
+      "  column_mapping: {context: ctx, question: q, answer: a}\n"));
+  CHECK(columns.dataset.train_samples.prompt == "{ctx} {q} ");
+  CHECK(columns.dataset.train_samples.completion == "{a}");
+  CHECK(columns.dataset.train_samples.files.size() == 2);
+  CHECK_FALSE(columns.dataset.train_samples.answers_only);
+  CHECK_FALSE(columns.dataset.train_samples.cut);
+  const Recipe mock = loaded(
+      with_data("mock_iterable_dataset.MockIterableDataset\n  seq_len: 256\n  num_samples: 999\n"));
+  const plan::DatasetOptions options = plan::dataset_options(mock);
+  CHECK(options.mock_train.samples == 999);
+  CHECK(options.mock_train.vocab_size == 0);  // the default
+  CHECK(options.seq_length == 256);
+  CHECK_FALSE(options.rows);
+  CHECK(mock.train.micro_batch_size == 1);
+  CHECK(refuses(
+      with_data("mock_iterable_dataset.MockIterableDataset\n  seq_len: 256\n  vocab_size: 1000\n"),
+      "random tokens are below 1000, and the model's vocabulary has 512"));
+  CHECK(loaded(with_data("mock_iterable_dataset.MockIterableDataset\n  batch_size: 2\n"))
+            .train.micro_batch_size == 2);
+  const Recipe cut = loaded(
+      with_data("squad.SquadConfig\n  truncation: true\n  padding: max_length\n  fp8: true\n"));
+  CHECK_FALSE(cut.dataset.train_samples.cut);  // there is no length
+  CHECK(cut.dataset.train_samples.prompt.starts_with("Context: "));
+  CHECK(loaded(with_data("chat_dataset.ChatDataset\n  path_or_dataset_id: a/b\n  name: main\n"))
+            .dataset.train_samples.subset == "main");
+  CHECK(refuses(with_data("chat_dataset.ChatDataset\n  path_or_dataset_id: a.jsonl\n"
+                          "  mask_history: true\n"),
+                "every answer of a conversation is learned"));
+}
+
+TEST_CASE("AutoModel's recipes without validation data have no validation") {
+  const std::string scheduler = "step_scheduler: {val_every_steps: 10, max_steps: 5}\n";
+  const std::string data = kModel + "dataset:\n  _target_: " + kClasses +
+                           "mock_iterable_dataset.MockIterableDataset\n  seq_len: 64\n";
+  CHECK(loaded("recipe: x\n" + scheduler + data).validation.every_steps == 0);
+  CHECK(loaded(kSquad).validation.every_steps == 10);
+  CHECK(refuses(kNative + scheduler, "there is no validation data"));
+  CHECK(
+      refuses("recipe: x\nvalidation: {every_steps: 10}\n" + data, "there is no validation data"));
+}
+
+TEST_CASE("AutoModel's optimizers decay all parameters") {
+  const Recipe none = loaded(kSquad), some = loaded(kSquad, {"optimizer.weight_decay=0.1"});
+  CHECK(none.optimizer.groups.empty());
+  REQUIRE(some.optimizer.groups.size() == 1);
+  CHECK(some.optimizer.groups[0].match == ".");
+  CHECK(some.optimizer.groups[0].weight_decay == 0.1);
+  const std::string own = "optimizer: {_target_: torch.optim.AdamW, weight_decay: 0.1}\n";
+  CHECK(loaded(kNative + own).optimizer.groups.empty());
+}
+
+TEST_CASE("rows of text are at most as long as the model has positions") {
+  CHECK(loaded(kSquad).dataset.seq_length == 1024);
+  CHECK(loaded(kSquad, {"model.max_position_embeddings=256"}).dataset.seq_length == 256);
+}
+
+TEST_CASE("a template may have several lines, and is printed so that it loads again") {
+  const std::string lines = "{% for m in messages %}\n{{ m.content }}\n{% endfor %}\n";
+  const Recipe r =
+      loaded(kModel +
+             "dataset:\n  train:\n    messages: a.jsonl\n    template: |\n"
+             "      {% for m in messages %}\n      {{ m.content }}\n      {% endfor %}\n");
+  CHECK(r.dataset.train_samples.chat_template == lines);
+  CHECK(loaded(print_recipe(r)).dataset.train_samples.chat_template == lines);
+}
+
+TEST_CASE("rows of text have a short form, which settings and later layers change") {
+  const Recipe r = loaded(kNative);
+  CHECK(r.dataset.train_samples.format == SampleFormat::messages);
+  CHECK(r.dataset.train_samples.files == std::vector<std::string>{"a.jsonl"});
+  CHECK(r.dataset.train_samples.split == "train[:1000]");
+  CHECK(r.dataset.train_samples.chat_template == "chat.jinja");
+  const Recipe changed =
+      loaded(kNative, {"dataset.train.limit=7", "dataset.train.messages=b.jsonl"});
+  CHECK(changed.dataset.train_samples.limit == 7);
+  CHECK(changed.dataset.train_samples.files == std::vector<std::string>{"b.jsonl"});
+  const Recipe tokens = loaded(kNative, {"dataset.train=tokens"});
+  CHECK_FALSE(tokens.dataset.train_samples.on());
+  CHECK(tokens.dataset.train == std::vector<std::string>{"tokens"});
+  const Recipe text = loaded(kModel + "dataset: {train: {text: a.jsonl}}\n");
+  CHECK(recipe::data_form(text) == DataForm::stream);
+  const Recipe packs = loaded(kNative, {"packed_sequence.packed_sequence_size=256"});
+  CHECK(recipe::data_form(packs) == DataForm::packed);
+  CHECK(refuses(kNative, "is not a split", {"dataset.train.split=train[5]"}));
+  CHECK(refuses(kNative, "did you mean limit?", {"dataset.train.limits=5"}));
+  CHECK(refuses(kNative, "form is packed", {"dataset.form=packed"}));
+  CHECK(refuses(kModel + "dataset: {train: {split: train}}\n", "no training data"));
+}
+
+}  // namespace recipe_samples_test
