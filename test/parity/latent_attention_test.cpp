@@ -86,7 +86,36 @@ const std::vector<Layout> kLayouts{
     {"recompute the core, tp 2",
      2,
      {"recompute=selective", "recompute.modules=[core_attn, layernorm]", "distributed.tp_size=2"}},
+    {"tp 2 sp, pp 2, recompute norms and MLPs",
+     4,
+     {"distributed.tp_size=2", "distributed.sequence_parallel=true", "distributed.pp_size=2",
+      "distributed.pipeline={}", "recompute=selective", "recompute.modules=[layernorm, mlp]"}},
+    {"pp 2 interleaved",
+     2,
+     {"distributed.pp_size=2", "distributed.vpp_size=2",
+      "distributed.pipeline={pp_schedule: interleaved_1f1b}"}},
+    {"pp 2 dualpipev",
+     2,
+     {"distributed.pp_size=2", "distributed.vpp_size=2",
+      "distributed.pipeline={pp_schedule: dualpipev}"}},
+    {"hsdp 4", 4, {"distributed.strategy=fsdp2", "distributed.dp_replicate_size=2"}},
+    {"cp 2 all_gather, fsdp2",
+     4,
+     {"distributed.cp_size=2", "distributed.cp_comm_type=all_gather",
+      "distributed.strategy=fsdp2"}},
     {"ep 2", 2, {"distributed.ep_size=2"}, true},
+    {"ep 2, a forward beside a backward",
+     2,
+     {"distributed.ep_size=2", "comm_overlap.overlap_moe_expert_parallel_comm=true",
+      "comm_overlap.delay_wgrad_compute=true"},
+     true},
+    {"ep 2, pp 2 interleaved, a forward beside a backward",
+     4,
+     {"distributed.ep_size=2", "distributed.pp_size=2", "distributed.vpp_size=2",
+      "distributed.pipeline={pp_schedule: interleaved_1f1b}",
+      "comm_overlap.overlap_moe_expert_parallel_comm=true", "recompute=selective",
+      "recompute.modules=[moe_act, shared_experts]"},
+     true},
     {"ep 2, tp 2 sp",
      4,
      {"distributed.ep_size=2", "distributed.tp_size=2", "distributed.sequence_parallel=true"},
@@ -142,6 +171,24 @@ TEST_CASE("latent attention trains alike under every layout") {
       CHECK(ranks[0].evaluation == Approx(one.evaluation).epsilon(1e-5));
       for (const Result& other : ranks) CHECK((other.losses == ranks[0].losses));
     }
+  }
+}
+
+TEST_CASE("Muon trains latent attention alike under every division of its matrices") {
+  const Changes muon{"model.q_lora_rank=20", "optimizer.name=muon", "train.micro_batch_size=1"};
+  const Result one = train_layout(1, muon, 8)[0];
+  CHECK(one.losses.back() < one.losses.front());
+  for (const Layout& layout : std::vector<Layout>{
+           {"tp 4 sp", 4, {"distributed.tp_size=4", "distributed.sequence_parallel=true"}},
+           {"tp 2, fsdp2", 4, {"distributed.tp_size=2", "distributed.strategy=fsdp2"}},
+           {"pp 2, megatron_ddp",
+            4,
+            {"distributed.strategy=megatron_ddp", "distributed.pp_size=2",
+             "distributed.pipeline={}"}},
+           {"cp 2", 2, {"distributed.cp_size=2"}}}) {
+    CAPTURE(layout.name);
+    for (const Result& r : train_layout(layout.ranks, with(muon, layout.changes), 8))
+      check_close(one.losses, r.losses, 1e-5);
   }
 }
 

@@ -200,6 +200,8 @@ TEST_CASE("latent attention has its own sizes, and what it cannot do is refused"
   expect_error(
       {.what = "8 bits", .set = latent({"mixed_precision.fp8=hybrid", "debug.emulate_fp8=true"})},
       on, "8-bit");
+  expect_error({.what = "adapters", .set = latent({"peft.dim=4"})}, "peft.dim",
+               "beside latent attention");
 }
 
 TEST_CASE("batches and the learning rate's schedule must fit the run") {
