@@ -16,7 +16,7 @@ struct CUstream_st;
 
 namespace mtrain::kernels {
 
-// A view of tokens x heads x D. Element (s, b, h, d) is
+// A view of tokens x heads x D, where D is that of the operand. Element (s, b, h, d) is
 // data[(s * B + b) * token_stride + h * D + d].
 struct HeadView {
   ConstSpan data;
@@ -38,7 +38,8 @@ struct AttentionShape {
   int64_t Sq, Skv;  // query and key rows of each sequence
   int64_t A;        // query heads
   int64_t G;        // kv heads; G divides A, and query head a reads kv head a / (A / G)
-  int64_t D;        // head dim
+  int64_t D;        // head dim of q and k
+  int64_t Dv = 0;   // head dim of v and out; 0: D
   bool causal = true;
   // The position of query row 0 minus that of key row 0: causal row i attends to the keys j <= i +
   // q_start.
@@ -55,6 +56,8 @@ struct AttentionShape {
   float cap = 0;  // scores s = scale q k^T become cap tanh(s / cap), before the mask; 0: no cap
   int64_t lse_stride = 0;    // elements from one head of the lse to the next; 0: Sq
   bool own_kernels = false;  // a GPU does not use cuDNN
+
+  int64_t value_dim() const { return Dv > 0 ? Dv : D; }
 };
 
 struct AttentionForward {

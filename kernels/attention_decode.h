@@ -12,17 +12,20 @@ namespace mtrain::kernels {
 // Bf16Arithmetic::widened) bit for bit.
 struct AttentionDecode {
   HeadView q;                // (T, A, D)
-  HeadView k, v;             // (rows, G, D)
-  HeadSpan out;              // (T, A, D)
+  HeadView k, v;             // (rows, G, D), (rows, G, Dv)
+  HeadSpan out;              // (T, A, Dv)
   ConstSpan start_T, end_T;  // int32
   int64_t T, rows;           // queries, rows of the cache
   int64_t A, G, D;           // G divides A, and query head a reads kv head a / (A / G)
   int64_t window = 0;        // 0: no window
   float scale;               // usually 1 / sqrt(D)
   float cap = 0;             // as in AttentionShape
+  int64_t Dv = 0;            // head dim of v and out; 0: D
+
+  int64_t value_dim() const { return Dv > 0 ? Dv : D; }
 };
 // The largest D of the CUDA kernel.
-constexpr int64_t kDecodeMaxHeadDim = 512;
+constexpr int64_t kDecodeMaxHeadDim = 576;
 
 namespace cpu {
 void run(const AttentionDecode&);

@@ -1,5 +1,6 @@
-// Rotary position embedding (Su et al. 2021) in the half-split convention: lane i pairs with lane i
-// + R. The first 2 R elements of a head are rotated; the others stay unchanged.
+// Rotary position embedding (Su et al. 2021). 2 R elements of a head are rotated, from `first` on;
+// the others stay unchanged. Lane i consists of the rotated elements i and i + R, or of 2 i and
+// 2 i + 1 if they are interleaved.
 #pragma once
 #include "base/span.h"
 
@@ -13,8 +14,10 @@ struct Rope {
   ConstSpan cos_PR, sin_PR;  // fp32 (positions, R): the angles of a position, already scaled
   ConstSpan position_T;      // int32, in [0, positions)
   int64_t T, heads, D, R, token_stride;
-  bool backward = false;  // rotates by the negative angle
-  Span amax = {};         // optional, fp32, one element: becomes max(amax, largest finite |x|)
+  bool backward = false;     // rotates by the negative angle
+  int64_t first = 0;         // on a GPU other than 0 only with interleaved elements
+  bool interleaved = false;  // on a GPU without amax
+  Span amax = {};            // optional, fp32, one element: becomes max(amax, largest finite |x|)
 };
 
 namespace cpu {

@@ -39,8 +39,9 @@ void check_documents(const char* op, const char* name, const DocumentRows& d, in
 }
 
 void check_shape(const AttentionShape& s, const char* op) {
-  MT_CHECK(s.B >= 0 && s.Sq >= 0 && s.Skv >= 0 && s.A > 0 && s.G > 0 && s.D > 0 && s.A % s.G == 0,
-           "{}: B {} Sq {} Skv {} A {} G {} D {}", op, s.B, s.Sq, s.Skv, s.A, s.G, s.D);
+  MT_CHECK(s.B >= 0 && s.Sq >= 0 && s.Skv >= 0 && s.A > 0 && s.G > 0 && s.D > 0 && s.Dv >= 0 &&
+               s.A % s.G == 0,
+           "{}: B {} Sq {} Skv {} A {} G {} D {} Dv {}", op, s.B, s.Sq, s.Skv, s.A, s.G, s.D, s.Dv);
   MT_CHECK(s.window >= 0 && s.cap >= 0, "{}: window {} cap {}", op, s.window, s.cap);
   MT_CHECK(s.lse_stride == 0 || s.lse_stride >= s.Sq, "{}: lse has {} elements a head, rows {}", op,
            s.lse_stride, s.Sq);
@@ -75,15 +76,15 @@ void check_forward(const AttentionForward& f) {
   MT_CHECK(is_float(dtype), "{}: q is {}", op, dtype_name(dtype));
   check_view(op, "q", f.q.data, f.q.token_stride, s.B * s.Sq, s.A * s.D, dtype);
   check_view(op, "k", f.k.data, f.k.token_stride, s.B * s.Skv, s.G * s.D, dtype);
-  check_view(op, "v", f.v.data, f.v.token_stride, s.B * s.Skv, s.G * s.D, dtype);
-  check_wide(op, "out", f.out, s.B * s.Sq, s.A * s.D, dtype);
+  check_view(op, "v", f.v.data, f.v.token_stride, s.B * s.Skv, s.G * s.value_dim(), dtype);
+  check_wide(op, "out", f.out, s.B * s.Sq, s.A * s.value_dim(), dtype);
   check(op, "lse", f.lse, lse_count(s), DType::f32);
   if (f.amax) check(op, "amax", f.amax, 1, DType::f32);
   MT_CHECK((!f.amax && !f.quantized) || f.out.data.dtype == dtype, "{}: out is {}", op,
            dtype_name(f.out.data.dtype));
   if (!f.quantized) return;
-  check_result(op, "the 8-bit out", f.quantized, s.B * s.Sq * s.A * s.D, dtype, f.scale);
-  MT_CHECK(f.scale && f.out.token_stride == s.A * s.D,
+  check_result(op, "the 8-bit out", f.quantized, s.B * s.Sq * s.A * s.value_dim(), dtype, f.scale);
+  MT_CHECK(f.scale && f.out.token_stride == s.A * s.value_dim(),
            "{}: an 8-bit out needs a scale and contiguous rows", op);
 }
 
@@ -93,13 +94,14 @@ void check_backward(const AttentionBackward& b) {
   check_shape(s, op);
   const DType dtype = b.q.data.dtype;
   MT_CHECK(is_float(dtype), "{}: q is {}", op, dtype_name(dtype));
-  for (const auto& [name, view] : {std::pair{"q", b.q}, {"out", b.out}, {"dout", b.dout}})
-    check_view(op, name, view.data, view.token_stride, s.B * s.Sq, s.A * s.D, dtype);
-  for (const auto& [name, view] : {std::pair{"k", b.k}, {"v", b.v}})
-    check_view(op, name, view.data, view.token_stride, s.B * s.Skv, s.G * s.D, dtype);
+  check_view(op, "q", b.q.data, b.q.token_stride, s.B * s.Sq, s.A * s.D, dtype);
+  check_view(op, "k", b.k.data, b.k.token_stride, s.B * s.Skv, s.G * s.D, dtype);
+  check_view(op, "v", b.v.data, b.v.token_stride, s.B * s.Skv, s.G * s.value_dim(), dtype);
+  for (const auto& [name, view] : {std::pair{"out", b.out}, {"dout", b.dout}})
+    check_view(op, name, view.data, view.token_stride, s.B * s.Sq, s.A * s.value_dim(), dtype);
   check_wide(op, "dq", b.dq, s.B * s.Sq, s.A * s.D, dtype);
   check_wide(op, "dk", b.dk, s.B * s.Skv, s.G * s.D, dtype);
-  check_wide(op, "dv", b.dv, s.B * s.Skv, s.G * s.D, dtype);
+  check_wide(op, "dv", b.dv, s.B * s.Skv, s.G * s.value_dim(), dtype);
   MT_CHECK(b.dk.data.dtype == b.dv.data.dtype, "{}: dk is {}, dv {}", op,
            dtype_name(b.dk.data.dtype), dtype_name(b.dv.data.dtype));
   check(op, "lse", b.lse, lse_count(s), DType::f32);
@@ -125,9 +127,9 @@ bool with_extras(const AttentionForward& f) {
                  .y_TN = f.quantized,
                  .amax = f.amax,
                  .T = s.B * s.Sq,
-                 .N = s.A * s.D});
+                 .N = s.A * s.value_dim()});
   else
-    raise_amax(f.amax, f.out.data, s.B * s.Sq, s.A * s.D, f.out.token_stride);
+    raise_amax(f.amax, f.out.data, s.B * s.Sq, s.A * s.value_dim(), f.out.token_stride);
   return true;
 }
 bool with_extras(const AttentionBackward& b) {
@@ -138,7 +140,7 @@ bool with_extras(const AttentionBackward& b) {
   run(args);
   raise_amax(b.dqk_amax, b.dq.data, s.B * s.Sq, s.A * s.D, b.dq.token_stride);
   raise_amax(b.dqk_amax, b.dk.data, s.B * s.Skv, s.G * s.D, b.dk.token_stride);
-  raise_amax(b.dv_amax, b.dv.data, s.B * s.Skv, s.G * s.D, b.dv.token_stride);
+  raise_amax(b.dv_amax, b.dv.data, s.B * s.Skv, s.G * s.value_dim(), b.dv.token_stride);
   return true;
 }
 

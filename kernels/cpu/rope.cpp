@@ -8,7 +8,8 @@ namespace mtrain::kernels::cpu {
 namespace {
 
 void check_rope(const Rope& a) {
-  MT_CHECK(a.R > 0 && 2 * a.R <= a.D, "rope: {} pairs of lanes in heads of {}", a.R, a.D);
+  MT_CHECK(a.R > 0 && a.first >= 0 && a.first + 2 * a.R <= a.D,
+           "rope: {} pairs of lanes from {} in heads of {}", a.R, a.first, a.D);
   MT_CHECK(a.token_stride >= a.heads * a.D, "rope: token stride {} < {} heads * {}", a.token_stride,
            a.heads, a.D);
   if (a.T > 0) check_holds("rope", "x", a.x, (a.T - 1) * a.token_stride + a.heads * a.D);

@@ -13,6 +13,7 @@
 #include "kernels/fp8_blocks.h"
 #include "kernels/gemm_choices.h"
 #include "kernels/grouped_matmul.h"
+#include "kernels/latent_heads.h"
 #include "kernels/matmul.h"
 #include "kernels/muon.h"
 #include "kernels/norm.h"
@@ -71,6 +72,10 @@ MT_NONE(InversesOfAmax)
 MT_NONE(QuantizePart)
 MT_NONE(TransposeInverses)
 MT_NONE(UpdateScales)
+MT_NONE(LatentHeadsForward)
+MT_NONE(LatentHeadsBackward)
+MT_NONE(LatentQueries)
+MT_NONE(LatentValues)
 MT_NONE(WeightedSwigluForward)
 MT_NONE(WeightedSwigluBackward)
 MT_NONE(GroupedMatmul)

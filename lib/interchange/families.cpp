@@ -24,6 +24,8 @@ namespace mtrain::interchange {
   X(deepseek_moe)      \
   X(dots1)             \
   X(glm4_moe)          \
+  X(deepseek_v2)       \
+  X(deepseek_v3)       \
   X(gpt2)
 
 #define MT_DECLARE(name) Family name();

@@ -20,6 +20,10 @@ class LocalAttention : public AttentionCore {
     return ops::attention_backward(step.compute, dims(step), kept.qkv_TN, step.seq.cu_seqlens,
                                    {forward.out_TN.plain, kept.lse}, dout_TN, to, qk_last);
   }
+  bool set_input(CoreResult& forward, const Tensor& qkv_TN) override {
+    std::any_cast<Kept&>(forward.kept).qkv_TN = qkv_TN;
+    return true;
+  }
 
  private:
   struct Kept {
@@ -35,7 +39,8 @@ class LocalAttention : public AttentionCore {
             .window = heads_.window,
             .scale = heads_.scale(),
             .cap = heads_.score_cap,
-            .longest_document = step.seq.longest_document};
+            .longest_document = step.seq.longest_document,
+            .Dv = heads_.Dv};
   }
   HeadConfig heads_;
 };

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 
+#include "base/error.h"
 #include "model/attention.h"
 #include "model/experts/expert_layer.h"
+#include "model/latent_attention.h"
 #include "model/mlp.h"
 
 namespace mtrain::model {
@@ -13,8 +15,12 @@ Block::Block(ParamStore& params, const spec::ModelSpec& model, int64_t layer, Ro
   const auto add = [&](std::unique_ptr<Segment> s) { segments_.push_back(std::move(s)); };
   const spec::LayerSpec& l = model.layer(layer);
   const auto& attention = l.grouped();
-  add(attention_segment(params, model, attention, layer, rotary.of(attention.rotary), recompute,
-                        impls));
+  const RotaryTables* const tables = rotary.of(attention.rotary);
+  MT_CHECK(tables || !attention.latent, "latent attention without rotary positions");
+  if (attention.latent)
+    add(latent_attention_segment(params, model, attention, layer, *tables, recompute, impls));
+  else
+    add(attention_segment(params, model, attention, layer, tables, recompute, impls));
   if (const auto* mlp = std::get_if<spec::DenseMlp>(&l.mlp))
     add(mlp_segment(params, model, *mlp, layer, recompute, impls));
   if (const spec::Experts* experts = l.experts())

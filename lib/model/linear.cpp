@@ -23,7 +23,8 @@ constexpr GemmTable<const char*> kNames{{{
 
 class PlainLinear : public Linear {
  public:
-  PlainLinear(ParamStore& params, const LinearSpec& spec) : gemms_(params, spec) {}
+  PlainLinear(ParamStore& params, const LinearSpec& spec, const ShardSpec& weight)
+      : gemms_(params, spec, weight, weight) {}
   ops::Destination input(bool training) const override { return gemms_.input(training); }
   ops::Destination gradient() const override { return gemms_.gradient(); }
   Tensor forward(Step& step, LinearOperand& x_TI) override {
@@ -147,8 +148,9 @@ void LinearGemms::wgrad(Step& step, LinearOperand x_TI, LinearOperand dy_TO) con
   step.wgrad.push(std::move(entry));
 }
 
-std::unique_ptr<Linear> plain_linear(ParamStore& params, const LinearSpec& spec) {
-  return std::make_unique<PlainLinear>(params, spec);
+std::unique_ptr<Linear> plain_linear(ParamStore& params, const LinearSpec& spec,
+                                     const ShardSpec& weight) {
+  return std::make_unique<PlainLinear>(params, spec, weight);
 }
 
 }  // namespace mtrain::model

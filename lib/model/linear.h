@@ -149,7 +149,8 @@ class LinearGemms {
   std::optional<LinearQuantizer> quantizer_;
 };
 
-// The linear of a rank that has the whole weight.
-std::unique_ptr<Linear> plain_linear(ParamStore& params, const LinearSpec& spec);
+// The linear of a rank that has the whole weight. If other ranks have it, too, `weight` says so.
+std::unique_ptr<Linear> plain_linear(ParamStore& params, const LinearSpec& spec,
+                                     const ShardSpec& weight = {});
 
 }  // namespace mtrain::model

@@ -21,6 +21,7 @@ kernels::AttentionShape block_shape(const Device& device, const AttentionBlock& 
           .A = b.A,
           .G = b.G,
           .D = b.D,
+          .Dv = b.Dv,
           .causal = b.causal,
           .q_start = b.causal && !documents ? Skv - Sq : 0,
           .window = b.window,
@@ -33,20 +34,22 @@ kernels::AttentionShape block_shape(const Device& device, const AttentionBlock& 
           .own_kernels = device.own_attention()};
 }
 
-// Returns the memory of `heads` heads of these positions, from head h.first of the first position
-// to the last of these heads of the last position.
-Span heads_at(const AttentionBlock& b, const Heads& h, int64_t heads, Rows rows) {
+// Returns the memory of `heads` heads of D elements of these positions, from head h.first of the
+// first position to the last of these heads of the last position.
+Span heads_at(const AttentionBlock& b, const Heads& h, int64_t heads, int64_t D, Rows rows) {
   const int64_t N = h.x_TN.dim(1), T = (rows.end - rows.begin) * b.B;
   if (T == 0) return h.x_TN.flat(0, {0});
-  return h.x_TN.flat(rows.begin * b.B * N + h.first * b.D, {(T - 1) * N + heads * b.D});
+  return h.x_TN.flat(rows.begin * b.B * N + h.column + h.first * D, {(T - 1) * N + heads * D});
 }
-kernels::HeadView view_of(const AttentionBlock& b, const Heads& h, int64_t heads, Rows rows) {
-  return {heads_at(b, h, heads, rows), h.x_TN.dim(1)};
+kernels::HeadView view_of(const AttentionBlock& b, const Heads& h, int64_t heads, int64_t D,
+                          Rows rows) {
+  return {heads_at(b, h, heads, D, rows), h.x_TN.dim(1)};
 }
 // The memory of a result is written in part if the rows have other heads, which stay unchanged.
-kernels::HeadSpan span_of(const AttentionBlock& b, const Heads& h, int64_t heads, Rows rows) {
-  const Span x = heads_at(b, h, heads, rows);
-  return {h.x_TN.dim(1) != heads * b.D ? partly_written(x) : x, h.x_TN.dim(1)};
+kernels::HeadSpan span_of(const AttentionBlock& b, const Heads& h, int64_t heads, int64_t D,
+                          Rows rows) {
+  const Span x = heads_at(b, h, heads, D, rows);
+  return {h.x_TN.dim(1) != heads * D ? partly_written(x) : x, h.x_TN.dim(1)};
 }
 // Returns the memory of the S positions of lse (B, A, positions) that start at `first`.
 Span lse_at(const Tensor& lse, int64_t first, int64_t S) {
@@ -71,12 +74,12 @@ void check_block(const char* op, const AttentionBlock& b) {
   }
 }
 void check_heads(const char* op, const char* name, const AttentionBlock& b, const Heads& h,
-                 int64_t heads, Rows rows) {
+                 int64_t heads, int64_t D, Rows rows) {
   const Shape& shape = h.x_TN.shape();
-  MT_CHECK(shape.rank() == 2 && shape[0] >= rows.end * b.B && shape[1] >= (h.first + heads) * b.D &&
-               h.first >= 0,
+  MT_CHECK(shape.rank() == 2 && shape[0] >= rows.end * b.B &&
+               shape[1] >= h.column + (h.first + heads) * D && h.first >= 0 && h.column >= 0,
            "{}: {} is {}, expected {} heads of {} from {} on, {} rows", op, name, shape.str(),
-           heads, b.D, h.first, rows.end * b.B);
+           heads, D, h.first, rows.end * b.B);
 }
 void check_lse(const char* op, const AttentionBlock& b, const Tensor& lse) {
   MT_CHECK(lse.shape().rank() == 3 && lse.dim(0) == b.B && lse.dim(1) == b.A &&
@@ -87,9 +90,9 @@ void check_lse(const char* op, const AttentionBlock& b, const Tensor& lse) {
 void check_operands(const char* op, const AttentionBlock& b, const Heads& q, const Heads& k,
                     const Heads& v) {
   check_block(op, b);
-  check_heads(op, "q", b, q, b.A, b.q);
-  check_heads(op, "k", b, k, b.G, b.kv);
-  check_heads(op, "v", b, v, b.G, b.kv);
+  check_heads(op, "q", b, q, b.A, b.D, b.q);
+  check_heads(op, "k", b, k, b.G, b.D, b.kv);
+  check_heads(op, "v", b, v, b.G, b.value_dim(), b.kv);
   const DType dtype = q.x_TN.dtype();
   MT_CHECK(is_float(dtype), "{}: q is {}, expected fp32, bf16 or fp16", op, dtype_name(dtype));
   MT_CHECK(k.x_TN.dtype() == dtype && v.x_TN.dtype() == dtype, "{}: q is {}, k {}, v {}", op,
@@ -108,16 +111,16 @@ void attention_block(Stream& stream, const AttentionBlock& b, const Heads& q, co
   const char* op = "attention_block";
   check_operands(op, b, q, k, v);
   const Heads out{into.out_TN, b.out_head};
-  check_heads(op, "out", b, out, b.A, b.q);
+  check_heads(op, "out", b, out, b.A, b.value_dim(), b.q);
   check_result(op, "out", out, q);
   check_lse(op, b, into.lse);
   // The lse of queries that attend to no key is -inf.
   enqueue(stream, "attention_block_fwd",
           kernels::AttentionForward{.shape = block_shape(stream.device(), b, into.lse.dim(2)),
-                                    .q = view_of(b, q, b.A, b.q),
-                                    .k = view_of(b, k, b.G, b.kv),
-                                    .v = view_of(b, v, b.G, b.kv),
-                                    .out = span_of(b, out, b.A, b.q),
+                                    .q = view_of(b, q, b.A, b.D, b.q),
+                                    .k = view_of(b, k, b.G, b.D, b.kv),
+                                    .v = view_of(b, v, b.G, b.value_dim(), b.kv),
+                                    .out = span_of(b, out, b.A, b.value_dim(), b.q),
                                     .lse = partly_written(lse_at(b, into.lse)),
                                     .bf16 = bf16_of(stream.device())});
 }
@@ -153,11 +156,11 @@ void attention_block_backward(Stream& stream, const AttentionBlock& b, const Hea
   const char* op = "attention_block_backward";
   check_operands(op, b, q, k, v);
   const Heads out{merged.out_TN, b.out_head}, dout{dout_TN, b.out_head};
-  check_heads(op, "out", b, out, b.A, b.q);
-  check_heads(op, "dout", b, dout, b.A, b.q);
-  check_heads(op, "dq", b, grads.dq, b.A, b.q);
-  check_heads(op, "dk", b, grads.dk, b.G, b.kv);
-  check_heads(op, "dv", b, grads.dv, b.G, b.kv);
+  check_heads(op, "out", b, out, b.A, b.value_dim(), b.q);
+  check_heads(op, "dout", b, dout, b.A, b.value_dim(), b.q);
+  check_heads(op, "dq", b, grads.dq, b.A, b.D, b.q);
+  check_heads(op, "dk", b, grads.dk, b.G, b.D, b.kv);
+  check_heads(op, "dv", b, grads.dv, b.G, b.value_dim(), b.kv);
   check_result(op, "dq", grads.dq, q);
   check_result(op, "dk", grads.dk, q);
   check_result(op, "dv", grads.dv, q);
@@ -166,15 +169,15 @@ void attention_block_backward(Stream& stream, const AttentionBlock& b, const Hea
   MT_DTYPE("attention_block_backward", dout_TN, q.x_TN.dtype());
   enqueue(stream, "attention_block_bwd",
           kernels::AttentionBackward{.shape = block_shape(stream.device(), b, merged.lse.dim(2)),
-                                     .q = view_of(b, q, b.A, b.q),
-                                     .k = view_of(b, k, b.G, b.kv),
-                                     .v = view_of(b, v, b.G, b.kv),
-                                     .out = view_of(b, out, b.A, b.q),
-                                     .dout = view_of(b, dout, b.A, b.q),
+                                     .q = view_of(b, q, b.A, b.D, b.q),
+                                     .k = view_of(b, k, b.G, b.D, b.kv),
+                                     .v = view_of(b, v, b.G, b.value_dim(), b.kv),
+                                     .out = view_of(b, out, b.A, b.value_dim(), b.q),
+                                     .dout = view_of(b, dout, b.A, b.value_dim(), b.q),
                                      .lse = lse_at(b, merged.lse),
-                                     .dq = span_of(b, grads.dq, b.A, b.q),
-                                     .dk = span_of(b, grads.dk, b.G, b.kv),
-                                     .dv = span_of(b, grads.dv, b.G, b.kv),
+                                     .dq = span_of(b, grads.dq, b.A, b.D, b.q),
+                                     .dk = span_of(b, grads.dk, b.G, b.D, b.kv),
+                                     .dv = span_of(b, grads.dv, b.G, b.value_dim(), b.kv),
                                      .add_dq = grads.add_dq,
                                      .add_dkv = grads.add_dkv,
                                      .fixed_order = stream.device().fixed_attention_order(),

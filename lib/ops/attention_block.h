@@ -26,11 +26,15 @@ struct AttentionBlock {
   int64_t window = 0;    // 0: none; else a query attends only to the last `window` of its keys
   int64_t out_head = 0;  // the A heads of out and dout begin with this head of their rows
   float cap = 0;         // as in AttentionDims
+  int64_t Dv = 0;        // elements of a head of v, out and dout; 0: D
+
+  int64_t value_dim() const { return Dv > 0 ? Dv : D; }
 };
-// Some heads of every token's row, starting at head `first`.
+// Some heads of every token's row, starting at head `first` of those that begin with the element
+// `column`.
 struct Heads {
   Tensor x_TN;
-  int64_t first = 0;
+  int64_t first = 0, column = 0;
 };
 // Writes the rows block.q of into.out_TN (fp32 or the operands' dtype) and of into.lse (B, A,
 // positions). A query that attends to no key of the block gets out 0 and lse -inf.

@@ -11,5 +11,10 @@ namespace mtrain::ops {
 // it is present.
 void rope(Stream& stream, const Written& x_TN, const Tensor& cos_PR, const Tensor& sin_PR,
           const Tensor& position_T, int64_t heads, int64_t D, bool backward, bool last = true);
+// The same for interleaved elements: rotates the last 2 R of a head's D elements. A lane consists
+// of two neighbours.
+void rope_interleaved(Stream& stream, const Tensor& x_TN, const Tensor& cos_PR,
+                      const Tensor& sin_PR, const Tensor& position_T, int64_t heads, int64_t D,
+                      bool backward);
 
 }  // namespace mtrain::ops

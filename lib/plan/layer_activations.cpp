@@ -42,12 +42,20 @@ Count LayerActivations::sharded_residual() const {
 
 Count LayerActivations::row_share() const { return l_.undivided_experts() ? 1 / tp_ : 1; }
 
-Count LayerActivations::attention_width() const {
-  return Count(attention_.heads * attention_.head_dim) / tp_;
+Count LayerActivations::attention_width() const { return Count(attention_.out_width()) / tp_; }
+
+Count LayerActivations::qkv_width() const {
+  return Count(attention_.heads * attention_.head_dim) / tp_ + kv_width();
+}
+
+Count LayerActivations::latent_width() const {
+  if (!attention_.latent) return 0;
+  return Count(attention_.latent->q_rank + attention_.latent->kv_rank) * residual() / hidden();
 }
 
 Count LayerActivations::kv_width() const {
-  return 2 * Count(attention_.head_dim) * std::max<Count>(1, Count(attention_.kv_heads) / tp_);
+  return Count(attention_.head_dim + attention_.value_dim()) *
+         std::max<Count>(1, Count(attention_.kv_heads) / tp_);
 }
 
 // Whether backward recomputes the normalized queries and keys.
@@ -79,11 +87,15 @@ Count LayerActivations::kept_per_token(bool moe) const {
               norms = layer_.input_norms && layer_.output_norms ? 4 : 2,
               rows = attention_.head_norm == all_heads
                          ? 2
-                         : heads + kv_width() / Count(2 * attention_.head_dim);
+                         : heads + kv_width() / Count(attention_.head_dim + attention_.value_dim());
   const Count statistics = norms * (plan_.model.norm.kind == NormKind::layer ? 2 : 1) +
                            (core ? 0 : heads) + (normalized ? rows : 0);
-  const Count attention = kept_of_norms() + qkv_width() * (normalized ? 2 : 1) +
-                          (core ? 0 : attention_width()) + context_kept();
+  // Recomputation of latent attention's heads keeps the elements that all keys share.
+  const Count qkv =
+      recompute_.latent_up && attention_.latent ? Count(attention_.latent->rope_dim) : qkv_width();
+  const Count attention = kept_of_norms() + qkv * (normalized ? 2 : 1) +
+                          (core ? 0 : attention_width()) + context_kept() +
+                          (keeps_norms() ? 2 : 1) * latent_width();  // their norms' inputs, outputs
   Count mlp = kept_of_norms(), expert_rows = 0;
   if (keeps_activation(moe)) mlp += width(false) / tp_;
   if (moe && !recompute_.experts) {
@@ -130,8 +142,8 @@ Count LayerActivations::passing_per_token(bool moe) const {
                                  sharded_residual() + norm_input_gradient + recomputed,
                              2 * hidden() + normalized + 2 * sharded_residual()) +
                     dispatched;
-  const Count attention =
-      qkv_width() * (recomputes_head_norms() ? 2 : 1) + 2 * attention_width() + 2 * hidden();
+  const Count attention = qkv_width() * (recomputes_head_norms() || attention_.latent ? 2 : 1) +
+                          2 * attention_width() + 2 * hidden();
   return std::max(mlp, attention) * e_;
 }
 
@@ -169,8 +181,17 @@ Count LayerActivations::rest_wgrad_inputs_per_token(bool moe) const {
   const Count router = moe ? residual() * (1 + Count(experts_.count) / hidden()) : 0;
   const Count shared_ffn = moe ? Count(experts_.shared_ffn) : 0;
   const Count shared = shared_ffn > 0 ? hidden() + (inputs(moe) + 1) * shared_ffn / tp_ : 0;
-  return (hidden() + attention_width() + router + shared) * e_ +
-         qkv_width() * output_gradient(LayerGemm::qkv, attention_.qkv_bias) +
+  Count qkv_inputs = hidden(), qkv_outputs = qkv_width();
+  if (attention_.latent) {
+    // All rows of the latents, the rank's rows of their gradients, and the input of the first
+    // linears, of which a linear that all ranks have takes the rank's rows.
+    const spec::LatentProjections& l = *attention_.latent;
+    qkv_inputs = (l.q_rank > 0 ? residual() : hidden()) + Count(l.q_rank + l.kv_rank) +
+                 latent_width() + Count(l.rope_dim) * residual() / hidden();
+    qkv_outputs -= Count(attention_.heads * l.rope_dim) / tp_;  // of kv_up
+  }
+  return (qkv_inputs + attention_width() + router + shared) * e_ +
+         qkv_outputs * output_gradient(LayerGemm::qkv, attention_.qkv_bias) +
          hidden() * output_gradient(LayerGemm::proj, attention_.proj_bias);
 }
 

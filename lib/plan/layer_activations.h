@@ -54,7 +54,7 @@ class LayerActivations {
   Count hidden() const;
   Count residual() const;
   Count kv_width() const;
-  Count qkv_width() const { return attention_width() + kv_width(); }
+  Count qkv_width() const;
   Count inputs(bool moe) const;  // inputs of an MLP's activation function: 2 if it has a gate
   // Returns the share of the tokens' rows that are on this rank, if loads are balanced: 1 / tp if
   // each tp rank has undivided experts and the rows of its own tokens; otherwise 1.
@@ -68,7 +68,8 @@ class LayerActivations {
   Count kept_of_norms() const;
   bool keeps_activation(bool moe) const;
   Count sharded_residual() const;
-  Count attention_width() const;
+  Count attention_width() const;  // of the core's result
+  Count latent_width() const;     // of the vectors of latent attention
   Count travelling_rows() const;
   Count width(bool moe) const;
   Count output_gradient(LayerGemm gemm, bool bias) const;

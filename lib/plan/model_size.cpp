@@ -92,7 +92,7 @@ TokenCost token_cost(const spec::ModelSpec& m) {
   for (const spec::LayerSpec& layer : m.layers) {
     const auto& a = layer.grouped();
     (a.window > 0 ? cost.window_flops_per_position : cost.attention_flops_per_position) +=
-        12.0 * Count(a.heads) * Count(a.head_dim);
+        6.0 * Count(a.heads) * Count(a.head_dim + a.value_dim());
     cost.window = std::max(cost.window, a.window);
   }
   return cost;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <vector>
 
 #include "base/error.h"
@@ -81,13 +82,30 @@ spec::Rotary rotary(const ModelConfig& m, int64_t layer, int64_t sample_length) 
 }
 
 spec::HeadNorm head_norm(const ModelConfig& m) {
-  if (!m.qk_layernorm) return spec::HeadNorm::none;
+  if (!m.qk_layernorm || m.multi_latent_attention) return spec::HeadNorm::none;
   return m.qk_layernorm_all_heads ? spec::HeadNorm::all_heads : spec::HeadNorm::each_head;
 }
 
+// With latent attention and yarn, scores are multiplied by the square of this factor.
+double yarn_score_factor(const ModelConfig& m) {
+  const RopeScalingConfig& s = m.rope_scaling;
+  if (!m.multi_latent_attention || s.type != RopeScalingType::yarn || s.factor <= 1) return 1;
+  return 0.1 * s.mscale_all_dim.value_or(0) * std::log(s.factor) + 1;
+}
+
 float score_scale(const ModelConfig& m) {
-  if (m.attention_multiplier) return float(*m.attention_multiplier);
-  return m.query_pre_attn_scalar ? float(1 / std::sqrt(*m.query_pre_attn_scalar)) : 0;
+  const double factor = yarn_score_factor(m);
+  if (m.attention_multiplier) return float(*m.attention_multiplier * factor * factor);
+  if (!m.query_pre_attn_scalar && factor == 1) return 0;
+  const double scalar = m.query_pre_attn_scalar.value_or(double(m.head_dim()));
+  return float(factor * factor / std::sqrt(scalar));
+}
+
+std::optional<spec::LatentProjections> latent_projections(const ModelConfig& m) {
+  if (!m.multi_latent_attention) return {};
+  return spec::LatentProjections{.q_rank = m.q_lora_rank.value_or(0),
+                                 .kv_rank = m.kv_lora_rank,
+                                 .rope_dim = m.qk_rope_head_dim};
 }
 
 spec::GroupedAttention attention(const ModelConfig& m, int64_t layer, int64_t sample_length) {
@@ -100,7 +118,9 @@ spec::GroupedAttention attention(const ModelConfig& m, int64_t layer, int64_t sa
           .score_scale = score_scale(m),
           .score_cap = m.attn_logit_softcapping.value_or(0),
           .qkv_bias = m.qkv_bias(),
-          .proj_bias = m.proj_bias()};
+          .proj_bias = m.proj_bias(),
+          .value_head_dim = m.multi_latent_attention ? m.v_head_dim : 0,
+          .latent = latent_projections(m)};
 }
 
 // Returns the sum of the coefficients of one kind of balance loss. A single coefficient applies to

@@ -3,6 +3,7 @@
 // a variant.
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <variant>
 #include <vector>
 
@@ -24,7 +25,21 @@ struct Rotary {
 // RMSNorms of queries and keys: over each head separately, or over all heads together.
 enum class HeadNorm { none, each_head, all_heads };
 
-// Multi-head attention whose query heads share key-value heads in groups (Ainslie et al. 2023).
+// The low-rank projections of latent attention (DeepSeek-AI 2024, "DeepSeek-V2"). The keys' first
+// elements and the values of all heads are linear in a normalized vector of kv_rank elements. The
+// last rope_dim elements of a key are rotated, and all heads share them.
+struct LatentProjections {
+  int64_t q_rank = 0;  // of the queries' normalized vector; 0: queries are linear in the input
+  int64_t kv_rank = 0;
+  int64_t rope_dim = 0;
+  // Of the norms of these vectors. DeepSeek's models do not take it from the norms of the stream.
+  double norm_eps = 1e-6;
+
+  bool operator==(const LatentProjections&) const = default;
+};
+
+// Multi-head attention whose query heads share key-value heads in groups (Ainslie et al. 2023). If
+// `latent` is set, q, k and v come from latent vectors, and as many heads have keys as queries.
 struct GroupedAttention {
   int64_t heads = 0, kv_heads = 0, head_dim = 0;
   int64_t window = 0;  // positions that a query sees, its own included; 0: all up to its own
@@ -33,8 +48,12 @@ struct GroupedAttention {
   float score_scale = 0;  // multiplies q k^T; 0: 1 / sqrt(head_dim)
   double score_cap = 0;   // c > 0: scores s become c tanh(s / c); 0: no cap
   bool qkv_bias = false, proj_bias = false;
+  int64_t value_head_dim = 0;  // elements of a value; 0: head_dim
+  std::optional<LatentProjections> latent = {};
 
-  int64_t qkv_width() const { return (heads + 2 * kv_heads) * head_dim; }
+  int64_t value_dim() const { return value_head_dim > 0 ? value_head_dim : head_dim; }
+  int64_t qkv_width() const { return (heads + kv_heads) * head_dim + kv_heads * value_dim(); }
+  int64_t out_width() const { return heads * value_dim(); }
   bool operator==(const GroupedAttention&) const = default;
 };
 

@@ -152,7 +152,27 @@ void add_head_norms(const GroupedAttention& a, TensorList& list) {
   add("k_norm.weight", Rows::key, a.kv_heads);
 }
 
+// Every tensor-parallel rank computes the latent vectors, and the ranks divide the heads.
+void add_latent_attention(const ModelSpec& m, const GroupedAttention& a, TensorList& list) {
+  const LatentProjections& l = *a.latent;
+  const std::vector<RowSection> queries{{Rows::query, a.heads, a.head_dim}};
+  if (l.q_rank > 0) {
+    list.small_matrix("q_down.weight", l.q_rank);
+    list.scale("q_latent_norm.weight", l.q_rank);
+    list.column_linear("q_up", l.q_rank, queries, false);
+  } else {
+    list.column_linear("q", m.hidden, queries, false);
+  }
+  list.small_matrix("kv_down.weight", l.kv_rank + l.rope_dim);
+  list.scale("kv_latent_norm.weight", l.kv_rank);
+  // A head's rows: its key's, without the rotated elements, and then its value's.
+  list.column_linear("kv_up", l.kv_rank,
+                     {{Rows::all, a.heads, a.head_dim - l.rope_dim + a.value_dim()}}, false);
+  list.row_linear("proj", a.out_width(), false);
+}
+
 void add_attention(const ModelSpec& m, const GroupedAttention& a, TensorList& list) {
+  if (a.latent) return add_latent_attention(m, a, list);
   list.column_linear("qkv", m.hidden,
                      {{Rows::query, a.heads, a.head_dim},
                       {Rows::key, a.kv_heads, a.head_dim},

@@ -52,6 +52,11 @@ LONGROPE = dict(rope_type="longrope", rope_theta=1e2, partial_rotary_factor=0.75
 YARN = dict(rope_type="yarn", rope_theta=1e2, factor=4.0, original_max_position_embeddings=16, beta_fast=2.0,
             beta_slow=0.25)
 
+# Latent attention: keys of 20 elements, 8 of them rotated, and values of 6.
+LATENT = dict(ROUTED, num_key_value_heads=4, q_lora_rank=12, kv_lora_rank=20, qk_nope_head_dim=12, qk_rope_head_dim=8,
+              v_head_dim=6)
+DIRECT = dict(LATENT, q_lora_rank=None)
+
 FOUR_LAYERS = dict(SIZES, num_hidden_layers=4)
 GEMMA = dict(FOUR_LAYERS, **PHI3, head_dim=16, query_pre_attn_scalar=24, sliding_window=4)
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -146,6 +151,18 @@ CASES = {
     "glm4_moe_tied": (transformers.Glm4MoeConfig(**dict(ROUTED, routed_scaling_factor=1.0), head_dim=16,
                                                  n_shared_experts=2, tie_word_embeddings=True, num_mtp_layers=0,
                                                  rope_parameters=rope(1e4, partial_rotary_factor=0.5)), False),
+    "deepseek_v3": (transformers.DeepseekV3Config(**dict(LATENT, n_group=4, topk_group=2, num_experts_per_tok=4),
+                                                  n_shared_experts=1, num_mtp_layers=0,
+                                                  rope_parameters=dict(YARN, mscale=0.8, mscale_all_dim=0.3)), True),
+    "deepseek_v3_direct": (transformers.DeepseekV3Config(**dict(DIRECT, n_group=1), n_shared_experts=2,
+                                                         norm_topk_prob=False, tie_word_embeddings=True,
+                                                         rms_norm_eps=1e-3, num_mtp_layers=0,
+                                                         rope_parameters=rope(1e4)), False),
+    "deepseek_v2": (transformers.DeepseekV2Config(**dict(LATENT, n_group=None, topk_group=None), n_shared_experts=1,
+                                                  rope_parameters=rope(1e4)), False),
+    "deepseek_v2_lite": (transformers.DeepseekV2Config(**dict(DIRECT, n_group=1), n_shared_experts=2,
+                                                       rope_parameters=dict(YARN, mscale=0.707,
+                                                                            mscale_all_dim=0.707)), True),
     "seed_oss": (transformers.SeedOssConfig(**SIZES, head_dim=16, rope_parameters=rope(1e7), **PHI3), False),
     "seed_oss_tied": (transformers.SeedOssConfig(**SIZES, head_dim=16, attention_bias=False, mlp_bias=True,
                                                  tie_word_embeddings=True,
@@ -158,8 +175,11 @@ CASES = {
                                                 mlp_bias=True, tie_word_embeddings=True, rope_parameters=LLAMA3,
                                                 **PHI3), True),
 }
+# Cases whose gradients are stored, too.
+GRADIENTS = ("deepseek_v3", "deepseek_v2_lite")
 # The seeds of later cases; an earlier one has its number in the list.
 SEEDS = {"dots1": 101, "dots1_window": 102, "glm4_moe": 103, "glm4_moe_tied": 104, "smollm3": 201, "smollm3_untied": 202,
+         "deepseek_v3": 401, "deepseek_v3_direct": 402, "deepseek_v2": 403, "deepseek_v2_lite": 404,
          "olmo2": 203, "olmo2_tied": 204, "gemma2": 205, "gemma2_untied": 206, "gemma3_text": 207,
          "gemma3_text_untied": 208, "seed_oss": 301, "seed_oss_tied": 302, "granite": 303,
          "granite_tied": 304}
@@ -199,6 +219,14 @@ def logits(model):
         return model(input_ids=ids(), use_cache=False).logits.float()
 
 
+def gradients(model):
+    """The gradients of the mean loss of all tokens but the first, computed in float64."""
+    model = model.double()
+    logits = model(input_ids=ids()[:, :-1], use_cache=False).logits
+    torch.nn.functional.cross_entropy(logits.reshape(-1, V), ids()[:, 1:].reshape(-1)).backward()
+    return {name: p.grad.float().contiguous() for name, p in model.named_parameters()}
+
+
 def load(folder):
     """The model of a folder in fp32. No key may be missing, unexpected or of a wrong shape."""
     model, info = transformers.AutoModelForCausalLM.from_pretrained(
@@ -227,6 +255,8 @@ def write(case, seed):
         EXPECTED.mkdir(exist_ok=True)
         save_file({"input_ids": ids().int(), "logits": expected.contiguous()},
                   EXPECTED / f"{case}.safetensors")
+        if case in GRADIENTS:
+            save_file(gradients(load(made)), EXPECTED / f"{case}_gradients.safetensors")
     print(f"{case}: {sum(f.stat().st_size for f in folder.iterdir()) / 1024:.0f} KiB")
 
 

@@ -26,26 +26,32 @@ const std::vector<int64_t> kWindows = {0, 1, 70, 300};
 struct Case {
   int64_t A, G, D;
   float cap = 0, scale = 0;
+  int64_t Dv = 0;  // 0: D
+  int64_t value_dim() const { return Dv > 0 ? Dv : D; }
+  int64_t kv_width() const { return G * (D + value_dim()); }
+  int64_t width() const { return A * D + kv_width(); }
   float scale_of() const { return scale > 0 ? scale : 1 / std::sqrt(float(D)); }
 };
-const Case kCases[] = {{1, 1, 16},  {4, 2, 64},       {6, 1, 37},          {3, 3, 128},
-                       {8, 2, 100}, {4, 2, 64, 1.5f}, {6, 1, 37, 1, 0.25f}};
+const Case kCases[] = {
+    {1, 1, 16},          {4, 2, 64},           {6, 1, 37},           {3, 3, 128},
+    {8, 2, 100},         {4, 2, 64, 1.5f},     {6, 1, 37, 1, 0.25f}, {2, 2, 192, 0, 0, 128},
+    {6, 2, 37, 1, 0, 5}, {3, 1, 20, 0, 0, 75}, {19, 1, 40},          {34, 2, 24, 1, 0, 16}};
 
 struct Operands {
   Array qkv, cache, out, start = Array::ids(kStart), end = Array::ids(kEnd);
   int64_t T = int64_t(kStart.size());
 
   Operands(DType type, const Case& c)
-      : qkv(Array::normal(type, int64_t(kStart.size()) * (c.A + 2 * c.G) * c.D, 1)),
-        cache(Array::normal(type, kRows * 2 * c.G * c.D, 2)),
-        out(type, int64_t(kStart.size()) * c.A * c.D) {}
+      : qkv(Array::normal(type, int64_t(kStart.size()) * c.width(), 1)),
+        cache(Array::normal(type, kRows * c.kv_width(), 2)),
+        out(type, int64_t(kStart.size()) * c.A * c.value_dim()) {}
   AttentionDecode args(const Case& c, int64_t window = 0) {
     const ConstSpan all = cache;
     const auto* values = static_cast<const char*>(all.data) + c.G * c.D * dtype_size(all.dtype);
-    return {.q = {qkv, (c.A + 2 * c.G) * c.D},
-            .k = {all, 2 * c.G * c.D},
-            .v = {{values, all.count - c.G * c.D, all.dtype}, 2 * c.G * c.D},
-            .out = {out, c.A * c.D},
+    return {.q = {qkv, c.width()},
+            .k = {all, c.kv_width()},
+            .v = {{values, all.count - c.G * c.D, all.dtype}, c.kv_width()},
+            .out = {out, c.A * c.value_dim()},
             .start_T = start,
             .end_T = end,
             .T = T,
@@ -55,23 +61,25 @@ struct Operands {
             .D = c.D,
             .window = window,
             .scale = c.scale_of(),
-            .cap = c.cap};
+            .cap = c.cap,
+            .Dv = c.Dv};
   }
   // The definition in float64: the attention of one query to all of its keys.
   std::vector<double> reference(const Case& c, int64_t window = 0) const {
     std::vector<double> want;
     for (size_t t = 0; t < kStart.size(); ++t) {
       const int64_t all = kEnd[t] - kStart[t], AD = c.A * c.D, GD = c.G * c.D;
-      const int64_t keys = window > 0 ? std::min(window, all) : all;
+      const int64_t N = c.kv_width(), keys = window > 0 ? std::min(window, all) : all;
       std::vector<double> k, v;
       for (int64_t j = kEnd[t] - keys; j < kEnd[t]; ++j) {
-        const auto key = cache.values(j * 2 * GD, GD), value = cache.values(j * 2 * GD + GD, GD);
+        const auto key = cache.values(j * N, GD), value = cache.values(j * N + GD, N - GD);
         k.insert(k.end(), key.begin(), key.end());
         v.insert(v.end(), value.begin(), value.end());
       }
-      const AttentionReference r({"", 1, 1, keys, c.A, c.G, c.D, false, 0, 0, {}, c.cap, c.scale},
-                                 qkv.values(int64_t(t) * (AD + 2 * GD), AD), k, v,
-                                 std::vector<double>(size_t(AD)));
+      const AttentionReference r(
+          {"", 1, 1, keys, c.A, c.G, c.D, false, 0, 0, {}, c.cap, c.scale, c.Dv},
+          qkv.values(int64_t(t) * c.width(), AD), k, v,
+          std::vector<double>(size_t(c.A * c.value_dim())));
       want.insert(want.end(), r.out.begin(), r.out.end());
     }
     return want;
@@ -106,17 +114,18 @@ TEST_CASE("attention decode has the bits of attention to the whole sequence") {
         // The third query is the last of a sequence of 560 positions; the others are its first
         // ones.
         constexpr int64_t kQuery = 2, kPositions = 560;
-        const int64_t AD = c.A * c.D, N = AD + 2 * c.G * c.D, GD = c.G * c.D;
-        Array queries = Array::normal(type, kPositions * AD, 9), out(type, kPositions * AD),
+        const int64_t AD = c.A * c.D, N = c.width(), N_kv = c.kv_width(),
+                      N_out = c.A * c.value_dim();
+        Array queries = Array::normal(type, kPositions * AD, 9), out(type, kPositions * N_out),
               lse(DType::f32, c.A * kPositions);
         for (int64_t i = 0; i < AD; ++i)
           queries.set((kPositions - 1) * AD + i, o.qkv[kQuery * N + i]);
         const AttentionDecode one = o.args(c, window);
         const auto rows = [&](const HeadView& x) {
-          const int64_t before = kStart[kQuery] * 2 * GD;
+          const int64_t before = kStart[kQuery] * N_kv;
           return HeadView{{static_cast<const char*>(x.data.data) + before * dtype_size(type),
                            x.data.count - before, type},
-                          2 * GD};
+                          N_kv};
         };
         for_each_isa([&](const char* isa) {
           INFO(isa << ' ' << dtype_name(type) << " D " << c.D << " window " << window);
@@ -127,16 +136,17 @@ TEST_CASE("attention decode has the bits of attention to the whole sequence") {
                                               .A = c.A,
                                               .G = c.G,
                                               .D = c.D,
+                                              .Dv = c.Dv,
                                               .window = window,
                                               .scale = one.scale,
                                               .cap = one.cap},
                                     .q = {queries, AD},
                                     .k = rows(one.k),
                                     .v = rows(one.v),
-                                    .out = {out, AD},
+                                    .out = {out, N_out},
                                     .lse = lse});
-          for (int64_t i = 0; i < AD; ++i)
-            REQUIRE(o.out[kQuery * AD + i] == out[(kPositions - 1) * AD + i]);
+          for (int64_t i = 0; i < N_out; ++i)
+            REQUIRE(o.out[kQuery * N_out + i] == out[(kPositions - 1) * N_out + i]);
         });
       }
 }

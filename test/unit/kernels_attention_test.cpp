@@ -33,6 +33,7 @@ AttentionShape shape_of(const Case& c, const Array& cu_seqlens) {
           .A = c.A,
           .G = c.G,
           .D = c.D,
+          .Dv = c.Dv,
           .causal = c.causal,
           .q_start = c.q_start,
           .window = c.window,
@@ -47,39 +48,41 @@ AttentionShape shape_of(const Case& c, const Array& cu_seqlens) {
 struct Run {
   static constexpr int64_t kGap = 8;
   Array q, k, v, dout, out, lse, dq, dk, dv;
-  int64_t q_stride, k_stride;
+  int64_t q_stride, k_stride, v_stride, out_stride;
 
   Run(const Case& c, DType type, Bf16Arithmetic bf16 = Bf16Arithmetic::widened)
       : q(Array::normal(type, c.B * c.Sq * (c.A * c.D + kGap), 1)),
         k(Array::normal(type, c.B * c.Skv * (c.G * c.D + kGap), 2)),
-        v(Array::normal(type, c.B * c.Skv * (c.G * c.D + kGap), 3)),
-        dout(Array::normal(type, c.B * c.Sq * (c.A * c.D + kGap), 4)),
-        out(type, q.size()),
+        v(Array::normal(type, c.B * c.Skv * (c.G * c.value_dim() + kGap), 3)),
+        dout(Array::normal(type, c.B * c.Sq * (c.A * c.value_dim() + kGap), 4)),
+        out(type, dout.size()),
         lse(DType::f32, c.B * c.A * c.Sq),
         dq(type, q.size()),
         dk(type, k.size()),
-        dv(type, k.size()),
+        dv(type, v.size()),
         q_stride(c.A * c.D + kGap),
-        k_stride(c.G * c.D + kGap) {
+        k_stride(c.G * c.D + kGap),
+        v_stride(c.G * c.value_dim() + kGap),
+        out_stride(c.A * c.value_dim() + kGap) {
     const Array cu = Array::ids(c.cu_seqlens);
     const AttentionShape shape = shape_of(c, cu);
     cpu::run(AttentionForward{.shape = shape,
                               .q = {q, q_stride},
                               .k = {k, k_stride},
-                              .v = {v, k_stride},
-                              .out = {out, q_stride},
+                              .v = {v, v_stride},
+                              .out = {out, out_stride},
                               .lse = lse,
                               .bf16 = bf16});
     cpu::run(AttentionBackward{.shape = shape,
                                .q = {q, q_stride},
                                .k = {k, k_stride},
-                               .v = {v, k_stride},
-                               .out = {out, q_stride},
-                               .dout = {dout, q_stride},
+                               .v = {v, v_stride},
+                               .out = {out, out_stride},
+                               .dout = {dout, out_stride},
                                .lse = lse,
                                .dq = {dq, q_stride},
                                .dk = {dk, k_stride},
-                               .dv = {dv, k_stride},
+                               .dv = {dv, v_stride},
                                .bf16 = bf16});
   }
   // Returns the elements without the gaps; `written` checks that nothing was written into the gaps.
@@ -100,16 +103,17 @@ void check(const Case& c, DType type, Closeness& close,
   INFO(c.name << " " << dtype_name(type) << " B " << c.B << " Sq " << c.Sq << " Skv " << c.Skv
               << " A " << c.A << " G " << c.G << " D " << c.D);
   Run r(c, type, bf16);
-  const Reference ref(
-      c, Run::dense(r.q, r.q_stride, false).values(), Run::dense(r.k, r.k_stride, false).values(),
-      Run::dense(r.v, r.k_stride, false).values(), Run::dense(r.dout, r.q_stride, false).values());
+  const Reference ref(c, Run::dense(r.q, r.q_stride, false).values(),
+                      Run::dense(r.k, r.k_stride, false).values(),
+                      Run::dense(r.v, r.v_stride, false).values(),
+                      Run::dense(r.dout, r.out_stride, false).values());
   // Operands are normal of deviation 1. A probability carries the error of its score, a sum of D
   // products whose running value stays below 4 after the scale; sums over keys weighted by
   // probabilities are of size 1 (out), those over rows and their differences (gradients of scores,
   // times a value) up to 8.
   // A larger scale makes scores larger, and therefore their errors and gradients.
-  const double D = double(c.D), rows = double(c.Sq * c.A / c.G),
-               size = std::max(1.0, double(c.scale_of()) * std::sqrt(D));
+  const double D = double(std::max(c.D, c.value_dim())), rows = double(c.Sq * c.A / c.G),
+               size = std::max(1.0, double(c.scale_of()) * std::sqrt(double(c.D)));
   const auto rule = [&](double terms, double scale) {
     return Rule{.dtype = type, .K = terms, .scale = scale, .sums = DType::f32};
   };
@@ -130,7 +134,7 @@ void check(const Case& c, DType type, Closeness& close,
   const auto rounded = [&](double terms) {
     return Rule{.dtype = type, .K = terms, .scale = 2, .sums = type};
   };
-  REQUIRE(close(Run::dense(r.out, r.q_stride, true), ref.out,
+  REQUIRE(close(Run::dense(r.out, r.out_stride, true), ref.out,
                 tiles ? rounded(1) : rule(D, 4 * size)) == "");
   for (int64_t i = 0; i < r.lse.size(); ++i)
     if (std::isinf(ref.lse[size_t(i)]))
@@ -138,7 +142,7 @@ void check(const Case& c, DType type, Closeness& close,
     else
       REQUIRE(std::abs(r.lse[i] - ref.lse[size_t(i)]) <=
               eps(DType::f32) * (4 + std::abs(ref.lse[size_t(i)])) * 4);
-  REQUIRE(close(Run::dense(r.dv, r.k_stride, true), ref.dv,
+  REQUIRE(close(Run::dense(r.dv, r.v_stride, true), ref.dv,
                 tiles ? rounded(4 * double(c.A / c.G)) : rule(D + rows, 8 * size)) == "");
   REQUIRE(close(Run::dense(r.dq, r.q_stride, true), ref.dq, gradient(D, 1)) == "");
   REQUIRE(close(Run::dense(r.dk, r.k_stride, true), ref.dk,
@@ -179,7 +183,30 @@ const std::vector<Case> kCases = {
     {"a cap and a window", 1, 257, 257, 4, 2, 32, true, 0, 40, {}, 2, 0.375},
     {"a cap, more keys, all", 2, 30, 290, 4, 2, 80, false, 0, 0, {}, 1},
     {"a cap, some rows see nothing", 1, 130, 64, 2, 1, 64, true, -50, 0, {}, 1},
-    {"a cap over documents", 1, 257, 257, 4, 2, 64, true, 0, 20, {0, 1, 100, 100, 131, 257}, 1}};
+    {"a cap over documents", 1, 257, 257, 4, 2, 64, true, 0, 20, {0, 1, 100, 100, 131, 257}, 1},
+    // Values with heads of another size, as in latent attention.
+    {"narrow values", 2, 257, 257, 2, 2, 192, true, 0, 0, {}, 0, 0, 128},
+    {"narrow values, shared", 1, 130, 130, 6, 2, 48, true, 0, 0, {}, 0, 0, 32},
+    {"odd narrow values", 2, 70, 70, 3, 3, 37, true, 0, 0, {}, 0, 0, 5},
+    {"wide values", 2, 130, 130, 4, 2, 24, true, 0, 0, {}, 0, 0, 80},
+    {"narrow values, more keys, all", 2, 30, 290, 2, 2, 96, false, 0, 0, {}, 0, 0, 64},
+    {"narrow values, an earlier block", 1, 64, 130, 2, 1, 40, true, 64, 0, {}, 0, 0, 16},
+    {"narrow values, no row sees a key", 1, 20, 20, 2, 1, 48, true, -20, 0, {}, 0, 0, 16},
+    {"narrow values, window and documents",
+     1,
+     257,
+     257,
+     2,
+     2,
+     48,
+     true,
+     0,
+     20,
+     {0, 50, 250, 257},
+     0,
+     0,
+     32},
+    {"narrow values, a cap", 1, 257, 257, 2, 2, 48, true, 0, 0, {}, 1.5, 0, 32}};
 
 }  // namespace
 

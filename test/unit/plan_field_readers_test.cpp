@@ -74,6 +74,7 @@ const std::vector<Base>& bases() {
         "model.rope_scaling.short_factor=[1, 1]", "model.rope_scaling.long_factor=[1, 1]",
         "model.rope_scaling.original_max_position_embeddings=512"}},
       {1, {"model.window_size=64"}},
+      {1, {"model.multi_latent_attention=true", "model.num_query_groups=8"}},
       {1, {"mixed_precision=fp16_mixed"}},
       {1, {"optimizer.name=muon"}},
       {1, {"peft.dim=4", "peft.target_modules=[q_proj, v_proj]"}},

@@ -133,16 +133,17 @@ class Print {
   MEMBERS(spec::RopeScaling, type, factor, low_freq_factor, high_freq_factor, original_positions,
           beta_fast, beta_slow, truncate, attention_factor, lane_factors, valid_positions)
   MEMBERS(spec::Rotary, dims, base, scaling)
+  MEMBERS(spec::LatentProjections, q_rank, kv_rank, rope_dim, norm_eps)
   MEMBERS(spec::GroupedAttention, heads, kv_heads, head_dim, window, rotary, head_norm, score_scale,
-          score_cap, qkv_bias, proj_bias)
+          score_cap, qkv_bias, proj_bias, value_head_dim, latent)
   MEMBERS(spec::LayerSpec, input_norms, output_norms, attention, mlp)
   MEMBERS(spec::Lora, dim, alpha, dropout, layers)
   MEMBERS(spec::NormSpec, kind, eps, plus_one, bias)
   MEMBERS(spec::ModelSpec, hidden, vocab, max_positions, learned_positions, norm, layers,
           tied_embeddings, embedding_scale, residual_scale, logit_scale, logit_cap, hidden_dropout,
           embedding_dropout, init_std, lora)
-  MEMBERS(RecomputeOptions, attention_core, norms, mlp, experts, experts_act, shared_expert, group,
-          layers, keeps_router, cheap)
+  MEMBERS(RecomputeOptions, attention_core, norms, mlp, latent_up, experts, experts_act,
+          shared_expert, group, layers, keeps_router, cheap)
   MEMBERS(MuonOptions, on, momentum, nesterov, ns_steps, coefficients, eps, scale, scale_factor,
           bf16, per_shard, others_lr_scale)
   MEMBERS(OptimizerGroup, match, lr_over_peak, lr_scale, weight_decay, adamw)

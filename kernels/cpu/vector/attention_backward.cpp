@@ -12,7 +12,7 @@ constexpr int64_t kLd = kKeys + 16;
 struct Task {
   const AttentionShape& shape;
   const Share& share;
-  int64_t D, padded, group;
+  int64_t D, Dv, group;
   // The block of keys.
   int64_t key0, keys;
   float *keys_t, *values_t, *key_rows, *dkeys, *dvalues;
@@ -82,8 +82,8 @@ MT_INLINE void rows_panel(const Task& t, int64_t i0, int64_t rows) {
           .out_ld = kLd});
     tile({.a = t.dout + i0 * W,
           .a_slab = kRows * W,
-          .b = t.values_t + c * t.D,
-          .k = t.D,
+          .b = t.values_t + c * t.Dv,
+          .k = t.Dv,
           .out = t.dscores + i0 * kLd + c,
           .out_ld = kLd});
   }
@@ -113,21 +113,19 @@ MT_INLINE void keys_panel(const Task& t, int64_t j0, int64_t keys) {
   while (begin < end && t.seen[begin].end <= t.key0 + j0) ++begin;
   while (begin < end && t.seen[end - 1].begin >= t.key0 + j0 + keys) --end;
   if (begin == end) return;
-  for (int64_t d = 0; d < t.D; d += W) {
-    const Tile tile = pick_tile<Operand::scores_t, kLd>(keys, t.D - d);
-    const int64_t from = d * kRows + begin * W, to = d * kKeys + j0 * W, at = begin * kLd + j0;
-    tile({.a = t.probabilities + at,
-          .b = t.dout + from,
-          .k = end - begin,
-          .out = t.dvalues + to,
-          .out_ld = W,
-          .add = true});
-    tile({.a = t.dscores + at,
-          .b = t.q + from,
-          .k = end - begin,
-          .out = t.dkeys + to,
-          .out_ld = W,
-          .add = true});
+  // The sums of one slab of columns: those of `lines`, weighted by scores.
+  const auto add_slab = [&](int64_t d, int64_t D, const float* scores, const float* lines,
+                            float* sums) {
+    pick_tile<Operand::scores_t, kLd>(keys, D - d)({.a = scores + begin * kLd + j0,
+                                                    .b = lines + d * kRows + begin * W,
+                                                    .k = end - begin,
+                                                    .out = sums + d * kKeys + j0 * W,
+                                                    .out_ld = W,
+                                                    .add = true});
+  };
+  for (int64_t d = 0; d < max_of(t.D, t.Dv); d += W) {
+    if (d < t.Dv) add_slab(d, t.Dv, t.probabilities, t.dout, t.dvalues);
+    if (d < t.D) add_slab(d, t.D, t.dscores, t.q, t.dkeys);
   }
 }
 
@@ -140,9 +138,9 @@ MT_INLINE float dot(const T* a, const T* b, int64_t n) {
 
 template <class T>
 MT_INLINE void block(Task& t, const AttentionBackward& args, int64_t b, int64_t a) {
-  pack_rows(rows_of<T>(args.q, t.shape, b, a), t.row0, t.rows, t.D, t.shape.scale * kLog2E, t.q,
-            kRows);
-  pack_rows(rows_of<T>(args.dout, t.shape, b, a), t.row0, t.rows, t.D, 1.0f, t.dout, kRows);
+  pack_rows(rows_of<T>(args.q, t.shape, b, a, t.D), t.row0, t.rows, t.D, t.shape.scale * kLog2E,
+            t.q, kRows);
+  pack_rows(rows_of<T>(args.dout, t.shape, b, a, t.Dv), t.row0, t.rows, t.Dv, 1.0f, t.dout, kRows);
   const int64_t row_panels = div_up(t.rows, kTileRows), key_panels = div_up(t.keys, kTileRows);
   for (int64_t p = 0; p < row_panels; ++p) {
     const int64_t i0 = part_begin(t.rows, row_panels, p);
@@ -158,22 +156,23 @@ template <class T>
 void backward(const AttentionBackward& args, int64_t b, int64_t g, const Share& share) {
   const AttentionShape& s = args.shape;
   const int64_t D = s.D, padded = slabs(D) * W, group = s.A / s.G, rows = share.row1 - share.row0;
+  const int64_t Dv = s.value_dim(), padded_v = slabs(Dv) * W;
   const int64_t head = share.dq ? rows * padded : 0, lines = div_up(rows, 16) * 16;
   const int64_t of_seen = lines * int64_t(sizeof(Seen) / sizeof(float));
-  float* next = thread_scratch(group * (head + 2 * lines) + of_seen + kKeys * (2 * D + 3 * padded) +
-                               kRows * (2 * padded + 2 * kLd));
+  float* next = thread_scratch(group * (head + 2 * lines) + of_seen +
+                               kKeys * (D + Dv + 2 * padded + padded_v) +
+                               kRows * (padded + padded_v + 2 * kLd));
   const auto take = [&next](int64_t floats) { return next += floats, next - floats; };
   Seen* seen = reinterpret_cast<Seen*>(take(of_seen));
   float *dq = take(group * head), *lse = take(group * lines), *delta = take(group * lines);
-  Task t{
-      .shape = s, .share = share, .D = D, .padded = padded, .group = group, .cap = ScoreCap(s.cap)};
+  Task t{.shape = s, .share = share, .D = D, .Dv = Dv, .group = group, .cap = ScoreCap(s.cap)};
   t.keys_t = take(kKeys * D);
-  t.values_t = take(kKeys * D);
+  t.values_t = take(kKeys * Dv);
   t.key_rows = take(kKeys * padded);
   t.dkeys = take(kKeys * padded);
-  t.dvalues = take(kKeys * padded);
+  t.dvalues = take(kKeys * padded_v);
   t.q = take(kRows * padded);
-  t.dout = take(kRows * padded);
+  t.dout = take(kRows * padded_v);
   t.probabilities = take(kRows * kLd);
   t.dscores = take(kRows * kLd);
 
@@ -182,24 +181,24 @@ void backward(const AttentionBackward& args, int64_t b, int64_t g, const Share& 
   const RowRange used = rows_that_see(share, seen, kRows);
   for (int64_t h = 0; h < group; ++h) {
     const int64_t a = g * group + h;
-    const auto out = rows_of<T>(args.out, s, b, a), dout = rows_of<T>(args.dout, s, b, a);
+    const auto out = rows_of<T>(args.out, s, b, a, Dv), dout = rows_of<T>(args.dout, s, b, a, Dv);
     const float* known = data_of<float>(args.lse) + lse_at(s, b, a);
     for (int64_t i = used.begin; i < used.end; ++i) {
       const int64_t row = share.row0 + i;
       lse[h * lines + i] = known[row] * kLog2E;
-      delta[h * lines + i] = dot(out.row(row), dout.row(row), D);
+      delta[h * lines + i] = dot(out.row(row), dout.row(row), Dv);
     }
   }
   if (share.dq) clear(dq, group * head);
   for (t.key0 = share.key0; t.key0 < share.key1; t.key0 += kKeys) {
     t.keys = min_of(kKeys, share.key1 - t.key0);
     if (!share.dkv && !any_sees(seen, rows, t.key0, t.key0 + t.keys)) continue;
-    pack_columns(rows_of<T>(args.k, s, b, g), t.key0, t.keys, D, t.keys_t);
-    pack_columns(rows_of<T>(args.v, s, b, g), t.key0, t.keys, D, t.values_t);
-    pack_rows(rows_of<T>(args.k, s, b, g), t.key0, t.keys, D, 1.0f, t.key_rows, kKeys);
+    pack_columns(rows_of<T>(args.k, s, b, g, D), t.key0, t.keys, D, t.keys_t);
+    pack_columns(rows_of<T>(args.v, s, b, g, Dv), t.key0, t.keys, Dv, t.values_t);
+    pack_rows(rows_of<T>(args.k, s, b, g, D), t.key0, t.keys, D, 1.0f, t.key_rows, kKeys);
     if (share.dkv) {
       clear(t.dkeys, kKeys * padded);
-      clear(t.dvalues, kKeys * padded);
+      clear(t.dvalues, kKeys * padded_v);
     }
     for (int64_t h = 0; h < group; ++h)
       for (t.row0 = share.row0; t.row0 < share.row1; t.row0 += kRows) {
@@ -214,16 +213,16 @@ void backward(const AttentionBackward& args, int64_t b, int64_t g, const Share& 
       }
     if (!share.dkv) continue;
     with_float(args.dk.data.dtype, [&]<class Out>() {
-      unpack_rows(t.dkeys, kKeys, t.keys, D, kLn2, rows_of<Out>(args.dk, s, b, g), t.key0,
+      unpack_rows(t.dkeys, kKeys, t.keys, D, kLn2, rows_of<Out>(args.dk, s, b, g, D), t.key0,
                   args.add_dkv);
-      unpack_rows(t.dvalues, kKeys, t.keys, D, 1.0f, rows_of<Out>(args.dv, s, b, g), t.key0,
+      unpack_rows(t.dvalues, kKeys, t.keys, Dv, 1.0f, rows_of<Out>(args.dv, s, b, g, Dv), t.key0,
                   args.add_dkv);
     });
   }
   for (int64_t h = 0; share.dq && h < group; ++h)
     with_float(args.dq.data.dtype, [&]<class Out>() {
-      unpack_rows(dq + h * head, rows, rows, D, s.scale, rows_of<Out>(args.dq, s, b, g * group + h),
-                  share.row0, args.add_dq);
+      unpack_rows(dq + h * head, rows, rows, D, s.scale,
+                  rows_of<Out>(args.dq, s, b, g * group + h, D), share.row0, args.add_dq);
     });
 }
 

@@ -91,7 +91,7 @@ MT_INLINE void cap_scores(const ScoreCap& cap, float* scores, int64_t rows, int6
 }
 
 MT_INLINE void attend(const Task& t, Softmax& state, int64_t panel) {
-  const int64_t D = t.shape.D, row0 = part_begin(t.rows, t.panels, panel);
+  const int64_t D = t.shape.D, Dv = t.shape.value_dim(), row0 = part_begin(t.rows, t.panels, panel);
   const int64_t rows = part_begin(t.rows, t.panels, panel + 1) - row0;
   const int64_t c0 = max_of(0, t.seen[row0].begin - t.key0) / W * W;
   const int64_t c1 = min_of(t.keys, t.seen[row0 + rows - 1].end - t.key0);
@@ -107,28 +107,28 @@ MT_INLINE void attend(const Task& t, Softmax& state, int64_t panel) {
   if (t.cap) cap_scores(t.cap, t.scores, rows, div_up(c1 - c0, W) * W);
   float decay[kLanes];
   store(decay, update(t, state, row0, rows, c0, div_up(c1 - c0, W) * W));
-  for (int64_t d = 0; d < D; d += W)
-    pick_tile<Operand::scores, kLd>(rows, D - d)({.a = t.scores,
-                                                  .b = t.values + (d * kKeys) + c0 * W,
-                                                  .k = c1 - c0,
-                                                  .out = t.out + d * t.rows + row0 * W,
-                                                  .out_ld = W,
-                                                  .decay = state.started ? decay : nullptr});
+  for (int64_t d = 0; d < Dv; d += W)
+    pick_tile<Operand::scores, kLd>(rows, Dv - d)({.a = t.scores,
+                                                   .b = t.values + (d * kKeys) + c0 * W,
+                                                   .k = c1 - c0,
+                                                   .out = t.out + d * t.rows + row0 * W,
+                                                   .out_ld = W,
+                                                   .decay = state.started ? decay : nullptr});
   state.started = true;
 }
 
 template <class T>
 MT_INLINE void finish(const Task& t, const Softmax* state, Rows<T> out, int64_t q0, float* lse) {
+  const int64_t Dv = t.shape.value_dim();
   for (int64_t p = 0; p < t.panels; ++p) {
     const int64_t row0 = part_begin(t.rows, t.panels, p), end = part_begin(t.rows, t.panels, p + 1);
     for (int64_t i = row0; i < end; ++i) {
       const float sum = state[p].sum[i - row0], top = state[p].top[i - row0];
       lse[q0 + i] = sum == 0 ? -__builtin_inff() : top * kLn2 + __builtin_logf(sum);
       if (state[p].started)
-        unpack_rows<T>(t.out + i * W, t.rows, 1, t.shape.D, sum == 0 ? 0.0f : 1.0f / sum, out,
-                       q0 + i);
+        unpack_rows<T>(t.out + i * W, t.rows, 1, Dv, sum == 0 ? 0.0f : 1.0f / sum, out, q0 + i);
       else
-        for_lanes(t.shape.D, [&](int64_t d, auto m) { store(out.row(q0 + i) + d, Vf{}, m); });
+        for_lanes(Dv, [&](int64_t d, auto m) { store(out.row(q0 + i) + d, Vf{}, m); });
     }
   }
 }
@@ -136,21 +136,23 @@ MT_INLINE void finish(const Task& t, const Softmax* state, Rows<T> out, int64_t 
 template <class T>
 void forward(const AttentionForward& f, int64_t b, int64_t g, int64_t q0, int64_t q1) {
   const AttentionShape& s = f.shape;
-  const int64_t D = s.D, padded = slabs(D) * W, group = s.A / s.G, rows = q1 - q0;
-  const int64_t panels = div_up(rows, kTileRows), head = rows * padded;
+  const int64_t D = s.D, Dv = s.value_dim(), group = s.A / s.G, rows = q1 - q0;
+  const int64_t panels = div_up(rows, kTileRows), padded = slabs(Dv) * W;
+  const int64_t of_q = rows * slabs(D) * W, of_out = rows * padded;
   const int64_t states = group * panels * int64_t(sizeof(Softmax) / sizeof(float));
-  float* next = thread_scratch(2 * group * head + kKeys * (D + padded) + kTileRows * kLd + states);
+  float* next =
+      thread_scratch(group * (of_q + of_out) + kKeys * (D + padded) + kTileRows * kLd + states);
   const auto take = [&next](int64_t floats) { return next += floats, next - floats; };
   Softmax* state = reinterpret_cast<Softmax*>(take(states));
-  float* q = take(group * head);
-  float* out = take(group * head);
+  float* q = take(group * of_q);
+  float* out = take(group * of_out);
   float* keys_t = take(kKeys * D);
   float* values = take(kKeys * padded);
   Seen seen[kMaxRows];
   int64_t document = 0;
   for (int64_t i = 0; i < rows; ++i) seen[i] = seen_by(s, q0 + i, document);
   for (int64_t h = 0; h < group; ++h)
-    pack_rows(rows_of<T>(f.q, s, b, g * group + h), q0, rows, D, s.scale * kLog2E, q + h * head,
+    pack_rows(rows_of<T>(f.q, s, b, g * group + h, D), q0, rows, D, s.scale * kLog2E, q + h * of_q,
               rows);
   for (int64_t i = 0; i < group * panels; ++i) state[i] = {splat(-__builtin_inff()), Vf{}, false};
 
@@ -165,21 +167,21 @@ void forward(const AttentionForward& f, int64_t b, int64_t g, int64_t q0, int64_
   const int64_t end = seen[rows - 1].end;
   for (t.key0 = seen[0].begin / kKeys * kKeys; t.key0 < end; t.key0 += kKeys) {
     t.keys = min_of(kKeys, end - t.key0);
-    pack_columns(rows_of<T>(f.k, s, b, g), t.key0, t.keys, D, keys_t);
-    pack_rows(rows_of<T>(f.v, s, b, g), t.key0, t.keys, D, 1.0f, values, kKeys);
+    pack_columns(rows_of<T>(f.k, s, b, g, D), t.key0, t.keys, D, keys_t);
+    pack_rows(rows_of<T>(f.v, s, b, g, Dv), t.key0, t.keys, Dv, 1.0f, values, kKeys);
     for (int64_t h = 0; h < group; ++h) {
-      t.q = q + h * head;
-      t.out = out + h * head;
+      t.q = q + h * of_q;
+      t.out = out + h * of_out;
       for (int64_t p = 0; p < panels; ++p) attend(t, state[h * panels + p], p);
     }
   }
   for (int64_t h = 0; h < group; ++h) {
-    t.out = out + h * head;
+    t.out = out + h * of_out;
     const int64_t a = g * group + h;
     float* lse = data_of<float>(f.lse) + lse_at(s, b, a);
     with_float(f.out.data.dtype, [&]<class Out>() {
       if constexpr (!mixes_halves<T, Out>)
-        finish(t, state + h * panels, rows_of<Out>(f.out, s, b, a), q0, lse);
+        finish(t, state + h * panels, rows_of<Out>(f.out, s, b, a, Dv), q0, lse);
     });
   }
 }
@@ -190,7 +192,7 @@ void run(const AttentionForward& f);
 void run(const AttentionForward& f) {
   const AttentionShape& s = f.shape;
   if (s.B * s.Sq == 0) return;
-  const int64_t group = s.A / s.G, width = group * slabs(s.D) * W;
+  const int64_t group = s.A / s.G, width = group * slabs(max_of(s.D, s.value_dim())) * W;
   int64_t rows = max_of(kTileRows, min_of(kMaxRows, kMaxFloats / width));
   rows = div_up(s.Sq, div_up(s.Sq, rows));
   const int64_t blocks = div_up(s.Sq, rows), heads = s.B * s.G;

@@ -17,7 +17,7 @@ constexpr int64_t W = kTileColumns;
 
 MT_INLINE int64_t slabs(int64_t n) { return div_up(n, W); }
 
-// One head of one sequence: row s is at data + s * stride.
+// One head of one sequence: row s is at data + s * stride. D is the operand's head dim.
 template <class T>
 struct Rows {
   T* data;
@@ -25,13 +25,14 @@ struct Rows {
   T* row(int64_t s) const { return data + s * stride; }
 };
 template <class T>
-MT_INLINE Rows<const T> rows_of(const HeadView& v, const AttentionShape& s, int64_t b,
-                                int64_t head) {
-  return {data_of<T>(v.data) + b * v.token_stride + head * s.D, s.B * v.token_stride};
+MT_INLINE Rows<const T> rows_of(const HeadView& v, const AttentionShape& s, int64_t b, int64_t head,
+                                int64_t D) {
+  return {data_of<T>(v.data) + b * v.token_stride + head * D, s.B * v.token_stride};
 }
 template <class T>
-MT_INLINE Rows<T> rows_of(const HeadSpan& v, const AttentionShape& s, int64_t b, int64_t head) {
-  return {data_of<T>(v.data) + b * v.token_stride + head * s.D, s.B * v.token_stride};
+MT_INLINE Rows<T> rows_of(const HeadSpan& v, const AttentionShape& s, int64_t b, int64_t head,
+                          int64_t D) {
+  return {data_of<T>(v.data) + b * v.token_stride + head * D, s.B * v.token_stride};
 }
 
 // Writes row slabs of x, times `factor`. A slab has `total` rows; `rows` of them are written,

@@ -12,8 +12,8 @@ constexpr int64_t kKeys = 256, kRows = 128;  // keys or query rows in a block
 struct Task {
   const AttentionShape& shape;
   const Share& share;
-  int64_t D;     // padded
-  float factor;  // scale of the scores, base 2
+  int64_t D, Dv;  // padded
+  float factor;   // scale of the scores, base 2
   // The block of keys: K and V as A of S^T = K Q^T and dP^T = V dO^T, K^T as A of dQ^T = K^T dS^T.
   int64_t key0, keys;
   float *k_steps, *v_steps, *k_steps_t;
@@ -86,14 +86,13 @@ MT_INLINE void rows_panel(const Task& t, int64_t i0) {
   const PanelSeen seen = panel_seen(t.seen + i0, min_of(kSide, t.rows - i0), t.key0, t.keys);
   if (seen.c1 <= seen.c0) return;
   const Lanes32 lse = load_lanes(t.lse + i0), delta = load_lanes(t.delta + i0);
-  const int64_t steps = t.D / kStep;
   float* s = t.squares;
   for (int64_t c = seen.c0; c < seen.c1; c += kSide) {
     float* dp = s + kSquare;
-    multiply_square<false>(t.k_steps + c * kTile, kKeys * kTile, t.q_pairs_t + i0 * t.D / 2, steps,
-                           s);
-    multiply_square<false>(t.v_steps + c * kTile, kKeys * kTile, t.dout_pairs_t + i0 * t.D / 2,
-                           steps, dp);
+    multiply_square<false>(t.k_steps + c * kTile, kKeys * kTile, t.q_pairs_t + i0 * t.D / 2,
+                           t.D / kStep, s);
+    multiply_square<false>(t.v_steps + c * kTile, kKeys * kTile, t.dout_pairs_t + i0 * t.Dv / 2,
+                           t.Dv / kStep, dp);
     const int64_t line = (i0 / kStep * kKeys + c) * kTile;
     float *p_line = t.probabilities + line, *ds_line = t.dscores + line;
     float* pairs = t.dscore_pairs + (c - seen.c0) / 2 * kSide;
@@ -130,26 +129,28 @@ MT_INLINE void keys_panel(const Task& t, int64_t j0) {
     end = i0 / kStep + 1;
   }
   if (begin == end) return;
-  for (int64_t d = 0; d < t.D; d += kSide) {
+  for (int64_t d = 0; d < max_of(t.D, t.Dv); d += kSide) {
     const int64_t from = (begin * kKeys + j0) * kTile, of_b = d / 2 * kRows + begin * kTile * kSide;
     const int64_t to = (d / kSide * kKeys + j0) * kSide;
-    multiply_square<true>(t.probabilities + from, kKeys * kTile, t.dout_pairs + of_b, end - begin,
-                          t.dvalues + to);
-    multiply_square<true>(t.dscores + from, kKeys * kTile, t.q_pairs + of_b, end - begin,
-                          t.dkeys + to);
+    if (d < t.Dv)
+      multiply_square<true>(t.probabilities + from, kKeys * kTile, t.dout_pairs + of_b, end - begin,
+                            t.dvalues + to);
+    if (d < t.D)
+      multiply_square<true>(t.dscores + from, kKeys * kTile, t.q_pairs + of_b, end - begin,
+                            t.dkeys + to);
   }
 }
 
 MT_INLINE void block(const Task& t, const AttentionBackward& args, int64_t b, int64_t a) {
-  const int64_t D = t.shape.D;
-  const auto q = rows_of<bf16>(args.q, t.shape, b, a),
-             dout = rows_of<bf16>(args.dout, t.shape, b, a);
+  const int64_t D = t.shape.D, Dv = t.shape.value_dim();
+  const auto q = rows_of<bf16>(args.q, t.shape, b, a, D),
+             dout = rows_of<bf16>(args.dout, t.shape, b, a, Dv);
   pack_pairs_t(q, t.row0, t.rows, D, t.q_pairs_t);
-  pack_pairs_t(dout, t.row0, t.rows, D, t.dout_pairs_t);
+  pack_pairs_t(dout, t.row0, t.rows, Dv, t.dout_pairs_t);
   for (int64_t i0 = 0; i0 < t.rows; i0 += kSide) rows_panel(t, i0);
   if (!t.share.dkv) return;
   pack_pairs(q, t.row0, t.rows, D, kRows, t.q_pairs);
-  pack_pairs(dout, t.row0, t.rows, D, kRows, t.dout_pairs);
+  pack_pairs(dout, t.row0, t.rows, Dv, kRows, t.dout_pairs);
   for (int64_t j0 = 0; j0 < t.keys; j0 += kSide) keys_panel(t, j0);
 }
 
@@ -169,7 +170,7 @@ struct RowFacts {
 void find_row_facts(const AttentionBackward& args, int64_t b, int64_t g, const Share& share,
                     const RowFacts& to) {
   const AttentionShape& s = args.shape;
-  const int64_t group = s.A / s.G, rows = share.row1 - share.row0;
+  const int64_t group = s.A / s.G, rows = share.row1 - share.row0, Dv = s.value_dim();
   int64_t document = 0;
   for (int64_t i = 0; i < rows; ++i) to.seen[i] = seen_by(s, share.row0 + i, document);
   const RowRange used = rows_that_see(share, to.seen, kRows);
@@ -177,12 +178,13 @@ void find_row_facts(const AttentionBackward& args, int64_t b, int64_t g, const S
   clear(to.delta, group * to.lines);
   for (int64_t h = 0; h < group; ++h) {
     const int64_t a = g * group + h;
-    const auto out = rows_of<bf16>(args.out, s, b, a), dout = rows_of<bf16>(args.dout, s, b, a);
+    const auto out = rows_of<bf16>(args.out, s, b, a, Dv),
+               dout = rows_of<bf16>(args.dout, s, b, a, Dv);
     const float* known = data_of<float>(args.lse) + lse_at(s, b, a);
     for (int64_t i = used.begin; i < used.end; ++i) {
       const int64_t row = share.row0 + i;
       to.lse[h * to.lines + i] = known[row] * kLog2E;
-      to.delta[h * to.lines + i] = dot(out.row(row), dout.row(row), s.D);
+      to.delta[h * to.lines + i] = dot(out.row(row), dout.row(row), Dv);
     }
   }
 }
@@ -190,10 +192,10 @@ void find_row_facts(const AttentionBackward& args, int64_t b, int64_t g, const S
 template <class Out>
 MT_INLINE void write_dkv(const Task& t, const AttentionBackward& args, int64_t b, int64_t g) {
   const AttentionShape& s = t.shape;
-  unpack_rows(t.dkeys, kKeys, t.keys, s.D, s.scale, rows_of<Out>(args.dk, s, b, g), t.key0,
+  unpack_rows(t.dkeys, kKeys, t.keys, s.D, s.scale, rows_of<Out>(args.dk, s, b, g, s.D), t.key0,
               args.add_dkv);
-  unpack_rows(t.dvalues, kKeys, t.keys, s.D, 1.0f, rows_of<Out>(args.dv, s, b, g), t.key0,
-              args.add_dkv);
+  unpack_rows(t.dvalues, kKeys, t.keys, s.value_dim(), 1.0f,
+              rows_of<Out>(args.dv, s, b, g, s.value_dim()), t.key0, args.add_dkv);
 }
 
 template <class Out>
@@ -204,7 +206,7 @@ MT_INLINE void write_dq(const Task& t, const AttentionBackward& args, int64_t b,
   for (int64_t i0 = 0; i0 < rows; i0 += kSide) {
     const float* from = t.dq + i0 * t.D;
     unpack_columns([=](int64_t d, int half) { return in_order(from + d * kSide, half); }, s.D,
-                   {{scale, scale}}, rows_of<Out>(args.dq, s, b, a), t.share.row0 + i0,
+                   {{scale, scale}}, rows_of<Out>(args.dq, s, b, a, s.D), t.share.row0 + i0,
                    min_of(kSide, rows - i0), args.add_dq);
   }
 }
@@ -212,11 +214,13 @@ MT_INLINE void write_dq(const Task& t, const AttentionBackward& args, int64_t b,
 void backward(const AttentionBackward& args, int64_t head, const Share& share) {
   const AttentionShape& s = args.shape;
   const int64_t b = head / s.G, g = head % s.G;
-  const int64_t D = padded(s.D), group = s.A / s.G, rows = share.row1 - share.row0;
+  const int64_t D = padded(s.D), Dv = padded(s.value_dim()), group = s.A / s.G;
+  const int64_t rows = share.row1 - share.row0;
   const int64_t lines = padded(rows), of_head = share.dq ? lines * D : 0;
   const int64_t of_seen = lines * int64_t(sizeof(Seen) / sizeof(float));
-  float* next = thread_scratch(group * (of_head + 2 * lines) + of_seen + kKeys * D * 7 / 2 +
-                               kRows * D * 2 + kKeys * kRows + kKeys / 2 * kSide + 4 * kSquare);
+  float* next =
+      thread_scratch(group * (of_head + 2 * lines) + of_seen + kKeys * (4 * D + 3 * Dv) / 2 +
+                     kRows * (D + Dv) + kKeys * kRows + kKeys / 2 * kSide + 4 * kSquare);
   const auto take = [&next](int64_t floats) { return next += floats, next - floats; };
   RowFacts facts{.seen = reinterpret_cast<Seen*>(take(of_seen)),
                  .lse = take(group * lines),
@@ -224,30 +228,36 @@ void backward(const AttentionBackward& args, int64_t head, const Share& share) {
                  .lines = lines};
   find_row_facts(args, b, g, share, facts);
   float* dq = take(group * of_head);
-  Task t{.shape = s, .share = share, .D = D, .factor = s.scale * kLog2E, .cap = ScoreCap(s.cap)};
+  Task t{.shape = s,
+         .share = share,
+         .D = D,
+         .Dv = Dv,
+         .factor = s.scale * kLog2E,
+         .cap = ScoreCap(s.cap)};
   t.k_steps = take(kKeys * D / 2);
-  t.v_steps = take(kKeys * D / 2);
+  t.v_steps = take(kKeys * Dv / 2);
   t.k_steps_t = take(kKeys * D / 2);
   t.dkeys = take(kKeys * D);
-  t.dvalues = take(kKeys * D);
+  t.dvalues = take(kKeys * Dv);
   t.q_pairs_t = take(kRows * D / 2);
-  t.dout_pairs_t = take(kRows * D / 2);
+  t.dout_pairs_t = take(kRows * Dv / 2);
   t.q_pairs = take(kRows * D / 2);
-  t.dout_pairs = take(kRows * D / 2);
+  t.dout_pairs = take(kRows * Dv / 2);
   t.probabilities = take(kKeys * kRows / 2);
   t.dscores = take(kKeys * kRows / 2);
   t.dscore_pairs = take(kKeys / 2 * kSide);
   t.squares = take(4 * kSquare);
   clear(dq, group * of_head);
 
-  const auto k = rows_of<bf16>(args.k, s, b, g), v = rows_of<bf16>(args.v, s, b, g);
+  const auto k = rows_of<bf16>(args.k, s, b, g, s.D),
+             v = rows_of<bf16>(args.v, s, b, g, s.value_dim());
   for (t.key0 = share.key0; t.key0 < share.key1; t.key0 += kKeys) {
     t.keys = min_of(kKeys, share.key1 - t.key0);
     if (!share.dkv && !any_sees(facts.seen, rows, t.key0, t.key0 + t.keys)) continue;
     pack_steps(k, t.key0, t.keys, s.D, kKeys, t.k_steps);
-    pack_steps(v, t.key0, t.keys, s.D, kKeys, t.v_steps);
+    pack_steps(v, t.key0, t.keys, s.value_dim(), kKeys, t.v_steps);
     if (share.dq) pack_steps_t(k, t.key0, t.keys, s.D, t.k_steps_t);
-    if (share.dkv) clear(t.dkeys, 2 * kKeys * D);
+    if (share.dkv) clear(t.dkeys, kKeys * (D + Dv));  // and dvalues, which follow
     for (int64_t h = 0; h < group; ++h)
       for (t.row0 = share.row0; t.row0 < share.row1; t.row0 += kRows) {
         const int64_t at = t.row0 - share.row0;

@@ -19,10 +19,10 @@ struct Softmax {
 };
 
 struct Task {
-  int64_t D, rows;     // padded D; query rows
-  const Seen* seen;    // keys of each row
-  int64_t key0, keys;  // the current block
-  float factor;        // scale of the scores, base 2
+  int64_t D, Dv, rows;  // padded D and Dv; query rows
+  const Seen* seen;     // keys of each row
+  int64_t key0, keys;   // the current block
+  float factor;         // scale of the scores, base 2
   const float *k_steps, *v_steps_t;
   float *scores, *pairs;  // one panel: S^T; and P^T as B of O^T = V^T P^T
   const float* q;         // pairs of one head
@@ -81,7 +81,7 @@ MT_INLINE void attend(const Task& t, Softmax& state, int64_t panel) {
   const PanelSeen seen = panel_seen(t.seen + row0, rows, t.key0, t.keys);
   if (seen.c1 <= seen.c0) return;
   const float* q = t.q + row0 * t.D / 2;
-  float* out = t.out + row0 * t.D;
+  float* out = t.out + row0 * t.Dv;
   Lanes32 top = state.top;
   const float factor = t.cap ? 1.0f : t.factor;  // capped scores already include it
   for (int64_t c = seen.c0; c < seen.c1; c += kSide) {
@@ -108,21 +108,21 @@ MT_INLINE void attend(const Task& t, Softmax& state, int64_t panel) {
                     : square_probabilities<false>(square, seen, c, factor, shift, state.sum, pairs);
   }
   if (state.started)
-    for (int64_t i = 0; i < t.D * kSide; i += kSide)
+    for (int64_t i = 0; i < t.Dv * kSide; i += kSide)
       store_lanes(out + i, {{load(out + i) * decay.of[0], load(out + i + kTile) * decay.of[1]}});
   const int64_t steps = div_up(seen.c1 - seen.c0, kStep);
-  const float* v = t.v_steps_t + seen.c0 / kStep * t.D * kTile;
-  for (int64_t d = 0; d < t.D; d += kSide) {
+  const float* v = t.v_steps_t + seen.c0 / kStep * t.Dv * kTile;
+  for (int64_t d = 0; d < t.Dv; d += kSide) {
     if (state.started)
-      multiply_square<true>(v + d * kTile, t.D * kTile, t.pairs, steps, out + d * kSide);
+      multiply_square<true>(v + d * kTile, t.Dv * kTile, t.pairs, steps, out + d * kSide);
     else
-      multiply_square<false>(v + d * kTile, t.D * kTile, t.pairs, steps, out + d * kSide);
+      multiply_square<false>(v + d * kTile, t.Dv * kTile, t.pairs, steps, out + d * kSide);
   }
   state.started = true;
 }
 
 template <class T>
-MT_INLINE void finish(const Task& t, const Softmax* states, int64_t D, Rows<T> out, int64_t q0,
+MT_INLINE void finish(const Task& t, const Softmax* states, int64_t Dv, Rows<T> out, int64_t q0,
                       float* lse) {
   for (int64_t row0 = 0; row0 < t.rows; row0 += kSide) {
     const Softmax& state = states[row0 / kSide];
@@ -135,35 +135,37 @@ MT_INLINE void finish(const Task& t, const Softmax* states, int64_t D, Rows<T> o
     Lanes32 factor;
     for (int half = 0; half < 2; ++half)
       factor.of[half] = state.sum.of[half] == 0.0f ? Vf{} : splat(1.0f) / state.sum.of[half];
-    const float* from = t.out + row0 * t.D;
+    const float* from = t.out + row0 * t.Dv;
     const bool started = state.started;
     unpack_columns(
         [=](int64_t d, int half) { return started ? load(from + d * kSide + half * kTile) : Vf{}; },
-        D, factor, out, q0 + row0, rows, false);
+        Dv, factor, out, q0 + row0, rows, false);
   }
 }
 
 void forward(const AttentionForward& f, int64_t b, int64_t g, int64_t q0, int64_t q1) {
   const AttentionShape& s = f.shape;
-  const int64_t D = padded(s.D), group = s.A / s.G, rows = q1 - q0, head = padded(rows) * D;
+  const int64_t D = padded(s.D), Dv = padded(s.value_dim()), group = s.A / s.G, rows = q1 - q0;
+  const int64_t of_q = padded(rows) * D / 2, of_out = padded(rows) * Dv;
   const int64_t panels = div_up(rows, kSide);
   const int64_t states = group * panels * int64_t(sizeof(Softmax) / sizeof(float));
-  float* next = thread_scratch(states + group * (head + head / 2) + kKeys * D + kKeys * kSide +
-                               kKeys * kSide / 2);
+  float* next = thread_scratch(states + group * (of_q + of_out) + kKeys * (D + Dv) / 2 +
+                               kKeys * kSide + kKeys * kSide / 2);
   const auto take = [&next](int64_t floats) { return next += floats, next - floats; };
   Softmax* state = reinterpret_cast<Softmax*>(take(states));
-  float *q = take(group * head / 2), *out = take(group * head);
-  float *k_steps = take(kKeys * D / 2), *v_steps_t = take(kKeys * D / 2);
+  float *q = take(group * of_q), *out = take(group * of_out);
+  float *k_steps = take(kKeys * D / 2), *v_steps_t = take(kKeys * Dv / 2);
   Seen seen[kMaxRows];
   int64_t document = 0;
   for (int64_t i = 0; i < rows; ++i) seen[i] = seen_by(s, q0 + i, document);
   for (int64_t h = 0; h < group; ++h)
-    pack_pairs_t(rows_of<bf16>(f.q, s, b, g * group + h), q0, rows, s.D, q + h * head / 2);
+    pack_pairs_t(rows_of<bf16>(f.q, s, b, g * group + h, s.D), q0, rows, s.D, q + h * of_q);
   const Vf lowest = splat(-__builtin_inff());
   for (int64_t i = 0; i < group * panels; ++i)
     state[i] = {{{lowest, lowest}}, {{Vf{}, Vf{}}}, false};
 
   Task t{.D = D,
+         .Dv = Dv,
          .rows = rows,
          .seen = seen,
          .factor = s.scale * kLog2E,
@@ -175,22 +177,25 @@ void forward(const AttentionForward& f, int64_t b, int64_t g, int64_t q0, int64_
   const int64_t end = seen[rows - 1].end;
   for (t.key0 = seen[0].begin / kKeys * kKeys; t.key0 < end; t.key0 += kKeys) {
     t.keys = min_of(kKeys, end - t.key0);
-    pack_steps(rows_of<bf16>(f.k, s, b, g), t.key0, t.keys, s.D, kKeys, k_steps);
-    pack_steps_t(rows_of<bf16>(f.v, s, b, g), t.key0, t.keys, s.D, v_steps_t);
+    pack_steps(rows_of<bf16>(f.k, s, b, g, s.D), t.key0, t.keys, s.D, kKeys, k_steps);
+    pack_steps_t(rows_of<bf16>(f.v, s, b, g, s.value_dim()), t.key0, t.keys, s.value_dim(),
+                 v_steps_t);
     for (int64_t h = 0; h < group; ++h) {
-      t.q = q + h * head / 2;
-      t.out = out + h * head;
+      t.q = q + h * of_q;
+      t.out = out + h * of_out;
       for (int64_t p = 0; p < panels; ++p) attend(t, state[h * panels + p], p);
     }
   }
   for (int64_t h = 0; h < group; ++h) {
-    t.out = out + h * head;
+    t.out = out + h * of_out;
     const int64_t a = g * group + h;
     float* lse = data_of<float>(f.lse) + lse_at(s, b, a);
     if (f.out.data.dtype == DType::f32)
-      finish(t, state + h * panels, s.D, rows_of<float>(f.out, s, b, a), q0, lse);
+      finish(t, state + h * panels, s.value_dim(), rows_of<float>(f.out, s, b, a, s.value_dim()),
+             q0, lse);
     else
-      finish(t, state + h * panels, s.D, rows_of<bf16>(f.out, s, b, a), q0, lse);
+      finish(t, state + h * panels, s.value_dim(), rows_of<bf16>(f.out, s, b, a, s.value_dim()), q0,
+             lse);
   }
 }
 
@@ -200,7 +205,7 @@ void run(const AttentionForward& f);
 void run(const AttentionForward& f) {
   const AttentionShape& s = f.shape;
   if (s.B * s.Sq == 0) return;
-  const int64_t width = s.A / s.G * padded(s.D);
+  const int64_t width = s.A / s.G * padded(max_of(s.D, s.value_dim()));
   int64_t rows = max_of(kSide, min_of(kMaxRows, kMaxFloats / width / kSide * kSide));
   rows = padded(div_up(s.Sq, div_up(s.Sq, rows)));
   const int64_t blocks = div_up(s.Sq, rows), heads = s.B * s.G;

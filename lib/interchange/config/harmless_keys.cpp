@@ -52,6 +52,8 @@ constexpr HarmlessKeys kHarmless[] = {
     {"GPT2Config, the order of two operations", "reorder_and_upcast_attn"},
     {"losses of routers in training, which a recipe says",
      "aux_loss_alpha output_router_logits router_aux_loss_coef seq_aux"},
+    {"configurations with latent attention of transformers 5, a sum of two other keys",
+     "qk_head_dim"},
     {"DeepSeek's own code, how many ranks share the experts", "ep_size"},
     {"unsloth, which writes them into the folders that it loads",
      "_model_name_or_path unsloth_fixed unsloth_version"},

@@ -63,15 +63,6 @@ constexpr FamilyKey kGlm4Keys[] = {{"hidden_size", "4096"},
 constexpr OnlyValue kDeepseekV3Router[] = {
     {"topk_method", "noaux_tc"}, {"scoring_func", "sigmoid noaux_tc"}, {"moe_layer_freq", "1"}};
 
-// In transformers, the router's selection biases are a buffer.
-constexpr TensorRow kSharedExperts[] = {
-    {"layers.{l}.mlp.router.bias", "layers.{l}.mlp.gate.e_score_correction_bias"},
-    {"layers.{l}.mlp.shared_expert.gate_up.weight",
-     "layers.{l}.mlp.shared_experts.gate_proj.weight", Rows::gate},
-    {"layers.{l}.mlp.shared_expert.gate_up.weight", "layers.{l}.mlp.shared_experts.up_proj.weight",
-     Rows::up},
-    {"layers.{l}.mlp.shared_expert.down.weight", "layers.{l}.mlp.shared_experts.down_proj.weight"}};
-
 // The defaults that both families share.
 void router_defaults(recipe::MoeConfig& moe) {
   moe.required_by_family = true;
@@ -96,32 +87,32 @@ void glm4_defaults(ModelConfig& m) {
 }  // namespace
 
 Family dots1() {
-  return {
-      .model_type = "dots1",
-      .class_name = "Dots1ForCausalLM",
-      .keys = kDots1Keys,
-      .only = kDeepseekV3Router,
-      .window = WindowRule::late_layers,
-      .deepseek_v3_router = true,
-      .defaults = dots1_defaults,
-      .rows = rows({kTrunk, kInputNorms, kAttention, kHeadNorms, kMlp, kExperts, kSharedExperts}),
-      .fused = rows({kFusedExperts}),
-      .buffers = kRopeBuffers};
+  return {.model_type = "dots1",
+          .class_name = "Dots1ForCausalLM",
+          .keys = kDots1Keys,
+          .only = kDeepseekV3Router,
+          .window = WindowRule::late_layers,
+          .deepseek_v3_router = true,
+          .defaults = dots1_defaults,
+          .rows = rows({kTrunk, kInputNorms, kAttention, kHeadNorms, kMlp, kExperts, kRouterBias,
+                        kSharedExperts}),
+          .fused = rows({kFusedExperts}),
+          .buffers = kRopeBuffers};
 }
 
 Family glm4_moe() {
-  return {
-      .model_type = "glm4_moe",
-      .class_name = "Glm4MoeForCausalLM",
-      .keys = kGlm4Keys,
-      .only = kDeepseekV3Router,
-      .deepseek_v3_router = true,
-      .defaults = glm4_defaults,
-      .rows = rows({kTrunk, kInputNorms, kAttention, kHeadNorms, kMlp, kExperts, kSharedExperts}),
-      .fused = rows({kFusedExperts}),
-      .buffers = kRopeBuffers,
-      .mtp_layers_key = "num_nextn_predict_layers",
-      .mtp_layers_default = 1};
+  return {.model_type = "glm4_moe",
+          .class_name = "Glm4MoeForCausalLM",
+          .keys = kGlm4Keys,
+          .only = kDeepseekV3Router,
+          .deepseek_v3_router = true,
+          .defaults = glm4_defaults,
+          .rows = rows({kTrunk, kInputNorms, kAttention, kHeadNorms, kMlp, kExperts, kRouterBias,
+                        kSharedExperts}),
+          .fused = rows({kFusedExperts}),
+          .buffers = kRopeBuffers,
+          .mtp_layers_key = "num_nextn_predict_layers",
+          .mtp_layers_default = 1};
 }
 
 }  // namespace mtrain::interchange

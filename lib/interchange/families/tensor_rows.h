@@ -54,6 +54,18 @@ inline constexpr TensorRow kExperts[] = {
      Rows::up},
     {"layers.{l}.mlp.experts.down.weight", "layers.{l}.mlp.experts.{e}.down_proj.weight"}};
 
+// In transformers, the router's selection biases are a buffer.
+inline constexpr TensorRow kRouterBias[] = {
+    {"layers.{l}.mlp.router.bias", "layers.{l}.mlp.gate.e_score_correction_bias"}};
+
+// The shared expert of DeepSeek's families.
+inline constexpr TensorRow kSharedExperts[] = {
+    {"layers.{l}.mlp.shared_expert.gate_up.weight",
+     "layers.{l}.mlp.shared_experts.gate_proj.weight", Rows::gate},
+    {"layers.{l}.mlp.shared_expert.gate_up.weight", "layers.{l}.mlp.shared_experts.up_proj.weight",
+     Rows::up},
+    {"layers.{l}.mlp.shared_expert.down.weight", "layers.{l}.mlp.shared_experts.down_proj.weight"}};
+
 // transformers 5 computes with one tensor for all experts of a layer.
 inline constexpr TensorRow kFusedExperts[] = {
     {"layers.{l}.mlp.experts.gate_up.weight", "layers.{l}.mlp.experts.gate_up_proj"},

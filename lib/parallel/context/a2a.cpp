@@ -16,7 +16,7 @@ class A2aAttention : public model::AttentionCore {
                             const ops::Destination&) override {
     const HeadExchange e = exchange(step);
     SequenceToHeads in(e, step.compute, qkv_TN, qkv_sections());
-    HeadsToSequence out(e, step.compute, {heads_.A * heads_.D}, qkv_TN.dtype());
+    HeadsToSequence out(e, step.compute, {heads_.out_width()}, qkv_TN.dtype());
     std::vector<Piece> kept;
     for (int64_t p = 0; p < pieces_; ++p) {
       Piece piece{in.piece(p), {}};
@@ -31,7 +31,7 @@ class A2aAttention : public model::AttentionCore {
                         const ops::Destination&, bool) override {
     const HeadExchange e = exchange(step);
     const auto& kept = std::any_cast<const std::vector<Piece>&>(forward.kept);
-    SequenceToHeads in(e, step.compute, dout_TN, {heads_.A * heads_.D});
+    SequenceToHeads in(e, step.compute, dout_TN, {heads_.out_width()});
     HeadsToSequence out(e, step.compute, qkv_sections(), dout_TN.dtype());
     for (int64_t p = 0; p < pieces_; ++p) {
       const Piece& piece = kept[size_t(p)];
@@ -52,7 +52,7 @@ class A2aAttention : public model::AttentionCore {
   };
 
   std::vector<int64_t> qkv_sections() const {
-    return {heads_.A * heads_.D, heads_.G * heads_.D, heads_.G * heads_.D};
+    return {heads_.A * heads_.D, heads_.G * heads_.D, heads_.G * heads_.value_dim()};
   }
   HeadExchange exchange(const model::Step& step) const {
     return {*comm_, cp_, pieces_, {step.seq.B, step.seq.S, step.seq.documents}};
@@ -66,7 +66,8 @@ class A2aAttention : public model::AttentionCore {
             .window = heads_.window,
             .scale = heads_.scale(),
             .cap = heads_.score_cap,
-            .longest_document = step.seq.longest_document};
+            .longest_document = step.seq.longest_document,
+            .Dv = heads_.Dv};
   }
 
   std::shared_ptr<ContextComm> comm_;

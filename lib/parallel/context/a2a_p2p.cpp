@@ -23,7 +23,7 @@ class A2aP2pAttention : public model::AttentionCore {
     const HeadExchange e = exchange(step);
     const Tensor qkv = SequenceToHeads(e, step.compute, qkv_TN, qkv_sections()).piece(0);
     auto result = ring_.forward(step.compute, ring_sequence(step), qkv);
-    HeadsToSequence out(e, step.compute, {heads_.A * heads_.D}, qkv_TN.dtype());
+    HeadsToSequence out(e, step.compute, {heads_.out_width()}, qkv_TN.dtype());
     out.put(0, result.out_TN);
     return {out.finish(), Kept{qkv, std::move(result)}};
   }
@@ -32,7 +32,7 @@ class A2aP2pAttention : public model::AttentionCore {
                         const ops::Destination&, bool) override {
     const HeadExchange e = exchange(step);
     const auto& kept = std::any_cast<const Kept&>(forward.kept);
-    const Tensor dout = SequenceToHeads(e, step.compute, dout_TN, {heads_.A * heads_.D}).piece(0);
+    const Tensor dout = SequenceToHeads(e, step.compute, dout_TN, {heads_.out_width()}).piece(0);
     HeadsToSequence out(e, step.compute, qkv_sections(), dout_TN.dtype());
     out.put(0, ring_.backward(step.compute, ring_sequence(step), kept.qkv_TN, kept.result, dout));
     return out.finish();
@@ -51,7 +51,7 @@ class A2aP2pAttention : public model::AttentionCore {
     return heads;
   }
   std::vector<int64_t> qkv_sections() const {
-    return {heads_.A * heads_.D, heads_.G * heads_.D, heads_.G * heads_.D};
+    return {heads_.A * heads_.D, heads_.G * heads_.D, heads_.G * heads_.value_dim()};
   }
   // The ranks of a level are neighbours. Rank r of the ring, together with its level, has chunks r
   // and 2 * ring.size() - 1 - r of 2 * ring.size() larger chunks. The exchange sorts the positions

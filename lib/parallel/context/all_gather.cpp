@@ -18,7 +18,7 @@ class AllGatherAttention : public model::AttentionCore {
                             const ops::Destination&) override {
     Stream& compute = step.compute;
     const ContextSequence seq = sequence(compute, step);
-    const Tensor out = Tensor::empty(compute, {seq.T(), A() * pieces_ * D()}, qkv_TN.dtype());
+    const Tensor out = Tensor::empty(compute, {seq.T(), heads_.out_width()}, qkv_TN.dtype());
     // One block for each piece of heads.
     const Tensor lse = Tensor::empty(compute, {pieces_, seq.B, A(), seq.S}, DType::f32);
     Gather gather(*this, compute, seq, qkv_TN);
@@ -36,9 +36,8 @@ class AllGatherAttention : public model::AttentionCore {
     const auto& [qkv_TN, lse] = std::any_cast<const Kept&>(forward.kept);
     const DType dtype = qkv_TN.dtype();
     const Tensor dqkv = Tensor::empty(compute, qkv_TN.shape(), dtype);
-    const Tensor dq = dtype == DType::f32
-                          ? dqkv
-                          : Tensor::empty(compute, forward.out_TN.plain.shape(), DType::f32);
+    const Tensor dq =
+        dtype == DType::f32 ? dqkv : Tensor::empty(compute, {seq.T(), heads_.A * D()}, DType::f32);
     const Shape whole{rows(seq), kv_width()};
     const Tensor dkv = comm_->named_buffer(compute, ContextBuffer::gather_dkv, whole, DType::f32);
     // The gradients of a piece, rank after rank. One piece is reduced while the next is computed.
@@ -53,9 +52,10 @@ class AllGatherAttention : public model::AttentionCore {
       const Tensor kv = gather.next();
       ops::fill(compute, dkv, 0);  // keys after this rank's last query are in no block
       for (const int half : {0, 1})
-        ops::attention_block_backward(compute, block(seq, p, half), {qkv_TN, p * A()}, {kv},
-                                      {kv, G()}, {forward.out_TN.plain, lse_of(lse, p)}, dout_TN,
-                                      {{dq, p * A()}, {dkv}, {dkv, G()}, chunks_ && half, true});
+        ops::attention_block_backward(
+            compute, block(seq, p, half), {qkv_TN, p * A()}, {kv}, {kv, 0, G() * D()},
+            {forward.out_TN.plain, lse_of(lse, p)}, dout_TN,
+            {{dq, p * A()}, {dkv}, {dkv, 0, G() * D()}, chunks_ && half, true});
       ops::copy_blocks(compute, dkv, sent[p % 2], ops::inverse(order(seq)));
       reduced = comm_->enqueue(compute, [&](Stream& stream) {
         cp_.reduce_scatter(sent[p % 2], own.rows(p * seq.T(), (p + 1) * seq.T()), comm::Reduce::sum,
@@ -67,6 +67,10 @@ class AllGatherAttention : public model::AttentionCore {
     ops::copy_blocks(compute, ops::in_dtype(compute, own, dtype), dqkv,
                      ops::inverse(kv_by_piece(seq.T())));
     return dqkv;
+  }
+  bool set_input(model::CoreResult& forward, const Tensor& qkv_TN) override {
+    std::any_cast<Kept&>(forward.kept).qkv_TN = qkv_TN;
+    return true;
   }
 
  private:
@@ -91,8 +95,8 @@ class AllGatherAttention : public model::AttentionCore {
       ops::copy_blocks(compute, qkv_TN, own_, core.kv_by_piece(seq.T()));
       arrived_ = start(0);
     }
-    // Returns the keys and values of the next piece of heads: (rows of all ranks, 2 G D), in the
-    // sequence's order. The next call overwrites them.
+    // Returns the keys and values of the next piece of heads: (rows of all ranks, G (D + Dv)), in
+    // the sequence's order. The next call overwrites them.
     Tensor next() {
       const int64_t p = next_++;
       Event later;
@@ -121,7 +125,8 @@ class AllGatherAttention : public model::AttentionCore {
   int64_t A() const { return heads_.A / pieces_; }
   int64_t G() const { return heads_.G / pieces_; }
   int64_t D() const { return heads_.D; }
-  int64_t kv_width() const { return 2 * G() * D(); }
+  int64_t Dv() const { return heads_.value_dim(); }
+  int64_t kv_width() const { return G() * (D() + Dv()); }
 
   ContextSequence sequence(Stream& compute, const model::Step& step) {
     ContextSequence seq{step.seq.B, step.seq.S, step.seq.documents};
@@ -162,8 +167,7 @@ class AllGatherAttention : public model::AttentionCore {
   // Returns the blocks that copy the keys and values of a qkv to (pieces * T, kv_width), piece
   // after piece.
   std::vector<ops::CopyBlock> kv_by_piece(int64_t T) const {
-    const int64_t GD = heads_.G * D();
-    auto blocks = ops::split_columns(T, {GD, GD}, pieces_);
+    auto blocks = ops::split_columns(T, {heads_.G * D(), heads_.G * Dv()}, pieces_);
     for (ops::CopyBlock& b : blocks) b.from_column += heads_.A * D();
     return blocks;
   }
@@ -182,7 +186,8 @@ class AllGatherAttention : public model::AttentionCore {
                           .scale = heads_.scale(),
                           .window = heads_.window,
                           .out_head = p * A(),
-                          .cap = heads_.score_cap};
+                          .cap = heads_.score_cap,
+                          .Dv = heads_.Dv};
     if (chunks_) {
       b.q = {0, S};
       b.kv = {0, whole};
@@ -194,7 +199,7 @@ class AllGatherAttention : public model::AttentionCore {
 
   void attend(Stream& compute, const ContextSequence& seq, int64_t p, const Tensor& qkv_TN,
               const Tensor& kv, const ops::AttentionResult& into) {
-    const ops::Heads q{qkv_TN, p * A()}, k{kv}, v{kv, G()};
+    const ops::Heads q{qkv_TN, p * A()}, k{kv}, v{kv, 0, G() * D()};
     if (!chunks_) {
       for (const int half : {0, 1})
         ops::attention_block(compute, block(seq, p, half), q, k, v, into);
@@ -202,7 +207,7 @@ class AllGatherAttention : public model::AttentionCore {
     }
     // The halves of the documents alternate in the rows, so each block writes all rows. The rows of
     // the other half attend to no keys in this block.
-    const ops::AttentionResult merged{Tensor::empty(compute, {seq.T(), A() * D()}, DType::f32),
+    const ops::AttentionResult merged{Tensor::empty(compute, {seq.T(), A() * Dv()}, DType::f32),
                                       into.lse};
     const ops::AttentionResult second{Tensor::empty(compute, merged.out_TN.shape(), DType::f32),
                                       Tensor::empty(compute, into.lse.shape(), DType::f32)};
@@ -212,7 +217,7 @@ class AllGatherAttention : public model::AttentionCore {
       ops::attention_block(compute, b, q, k, v, half ? second : merged);
     }
     ops::attention_merge(compute, second, merged, 0);
-    put_columns(compute, merged.out_TN, into.out_TN, p * A() * D());
+    put_columns(compute, merged.out_TN, into.out_TN, p * A() * Dv());
   }
 
   std::shared_ptr<ContextComm> comm_;

@@ -30,7 +30,8 @@ ops::AttentionBlock RingAttention::block(const ContextSequence& seq, int64_t fro
                         .D = heads_.D,
                         .causal = from == rank(),
                         .scale = heads_.scale(),
-                        .cap = heads_.score_cap};
+                        .cap = heads_.score_cap,
+                        .Dv = heads_.Dv};
   if (chunks_) {
     b.q_documents = from > rank() ? chunks_.second() : chunks_.both();
     b.kv_documents = from < rank() ? chunks_.first() : chunks_.both();
@@ -52,14 +53,14 @@ std::vector<Group::Message> RingAttention::pass_on(const Tensor& sent,
 ops::AttentionResult RingAttention::forward(Stream& compute, const ContextSequence& seq,
                                             const Tensor& qkv_TN) {
   chunks_.set(compute, seq, size());
-  const int64_t AD = heads_.A * heads_.D, T = seq.T();
+  const int64_t AD = heads_.A * heads_.D, N = heads_.out_width(), T = seq.T();
   const DType dtype = qkv_TN.dtype();
   // Step s computes with kv[s % 2] while the next keys arrive in the other.
   const Tensor kv[2] = {
       comm_.named_buffer(compute, {ContextBuffer::ring_kv, 0}, {T, kv_width()}, dtype),
       comm_.named_buffer(compute, {ContextBuffer::ring_kv, 1}, {T, kv_width()}, dtype)};
   ops::copy_blocks(compute, qkv_TN, kv[0], {{0, AD, 0, 0, T, kv_width()}});
-  const ops::AttentionResult merged{Tensor::empty(compute, {T, AD}, DType::f32),
+  const ops::AttentionResult merged{Tensor::empty(compute, {T, N}, DType::f32),
                                     Tensor::empty(compute, {seq.B, heads_.A, seq.S}, DType::f32)};
   Event arrived;
   for (int64_t s = 0; s < size(); ++s) {
@@ -70,12 +71,12 @@ ops::AttentionResult RingAttention::forward(Stream& compute, const ContextSequen
       });
     compute.wait(arrived);  // edge: these keys' arrival -> their use
     ops::AttentionBlock b = block(seq, (rank() + size() - s) % size());
-    const ops::Heads k{kv[s % 2]}, v{kv[s % 2], heads_.G};
+    const ops::Heads k{kv[s % 2]}, v{kv[s % 2], 0, heads_.G * heads_.D};
     if (s == 0) {
       ops::attention_block(compute, b, {qkv_TN}, k, v, merged);
     } else {
       const int64_t first = b.q.begin, S = b.q.end - first;
-      const ops::AttentionResult part{Tensor::empty(compute, {S * seq.B, AD}, DType::f32),
+      const ops::AttentionResult part{Tensor::empty(compute, {S * seq.B, N}, DType::f32),
                                       Tensor::empty(compute, {seq.B, heads_.A, S}, DType::f32)};
       b.q = {0, S};
       const Tensor queries = qkv_TN.rows(first * seq.B, (first + S) * seq.B);
@@ -93,7 +94,7 @@ ops::AttentionResult RingAttention::forward(Stream& compute, const ContextSequen
 Tensor RingAttention::backward(Stream& compute, const ContextSequence& seq, const Tensor& qkv_TN,
                                const ops::AttentionResult& forward, const Tensor& dout_TN) {
   chunks_.set(compute, seq, size());
-  const int64_t AD = heads_.A * heads_.D, T = seq.T(), n = size();
+  const int64_t AD = heads_.A * heads_.D, GD = heads_.G * heads_.D, T = seq.T(), n = size();
   const DType dtype = qkv_TN.dtype();
   const Shape shape{T, kv_width()};
   const Tensor kv[2] = {comm_.named_buffer(compute, {ContextBuffer::ring_kv, 0}, shape, dtype),
@@ -129,9 +130,9 @@ Tensor RingAttention::backward(Stream& compute, const ContextSequence& seq, cons
       b.kv = {std::min(rows.begin, whole.kv.end), std::min(rows.end, whole.kv.end)};
       if (b.kv.begin < b.kv.end) {
         const Tensor& into = s == 0 ? sum[0] : share;
-        ops::attention_block_backward(compute, b, {qkv_TN}, {kv[s % 2]}, {kv[s % 2], heads_.G},
+        ops::attention_block_backward(compute, b, {qkv_TN}, {kv[s % 2]}, {kv[s % 2], 0, GD},
                                       forward, dout_TN,
-                                      {{dq}, {into}, {into, heads_.G}, s > 0, false});
+                                      {{dq}, {into}, {into, 0, GD}, s > 0, false});
         if (s > 0) {
           compute.wait(next);  // edge: the sum's arrival -> the addition of this rank's share
           ops::add_into(compute, rows_of(b.kv, share), rows_of(b.kv, sum[s % 2]));

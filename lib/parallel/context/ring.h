@@ -11,16 +11,16 @@ namespace mtrain::parallel {
 class RingAttention {
  public:
   RingAttention(ContextComm& comm, Group ring, const model::HeadConfig& heads);
-  // qkv_TN is (T, (A + 2 G) D), for this rank's positions.
+  // qkv_TN is (T, (A + G) D + G Dv), for this rank's positions.
   ops::AttentionResult forward(Stream& compute, const ContextSequence& seq, const Tensor& qkv_TN);
-  // Returns dL/dqkv (T, (A + 2 G) D).
+  // Returns dL/dqkv (T, (A + G) D + G Dv).
   Tensor backward(Stream& compute, const ContextSequence& seq, const Tensor& qkv_TN,
                   const ops::AttentionResult& forward, const Tensor& dout_TN);
 
  private:
   int64_t rank() const { return ring_.rank(); }
   int64_t size() const { return ring_.size(); }
-  int64_t kv_width() const { return 2 * heads_.G * heads_.D; }
+  int64_t kv_width() const { return heads_.kv_width(); }
 
   // Describes the attention of this rank's queries to the keys of rank `from`.
   ops::AttentionBlock block(const ContextSequence& seq, int64_t from) const;

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <fmt/core.h>
@@ -18,6 +19,7 @@ namespace {
 using schedule::nearest_legal;
 
 void validate_rotary_size(const recipe::ModelConfig& m, Diagnostics& diagnostics) {
+  if (m.multi_latent_attention) return;  // validate_latent_attention() checks qk_rope_head_dim
   if (m.rotary_percent == 1)
     return diagnostics.require(
         m.head_dim() % 2 == 0,
@@ -60,7 +62,7 @@ void validate_heads(const Recipe& r, Diagnostics& diagnostics) {
   const auto& d = r.distributed;
   // The recipe or the folder of model.from says how large a head is. Otherwise heads share
   // hidden_size.
-  const bool own_size = r.spellings.contains("model.kv_channels");
+  const bool own_size = r.spellings.contains("model.kv_channels") || m.multi_latent_attention;
   if (!own_size)
     diagnostics.require(
         m.hidden_size % m.num_attention_heads == 0,
@@ -139,6 +141,13 @@ void validate_yarn(const Recipe& r, Diagnostics& diagnostics) {
                       "yarn uses 32 and 1");
   const bool over = s.mscale.value_or(0) > 0, under = s.mscale_all_dim.value_or(0) > 0;
   const char* given = over ? "model.rope_scaling.mscale" : "model.rope_scaling.mscale_all_dim";
+  // Latent attention reads mscale_all_dim by itself, too, for the factor of its scores.
+  if (r.model.multi_latent_attention && under) {
+    if (s.attention_factor && over)
+      diagnostics.warn(given, "is ignored, since attention_factor is given",
+                       "leave one of them out");
+    return;
+  }
   if (s.attention_factor && (over || under))
     diagnostics.warn(given, "is ignored, since attention_factor is given", "leave one of them out");
   else if (over != under)
@@ -272,9 +281,61 @@ void check_query_groups(const Recipe& r, Diagnostics& diagnostics) {
                         "is ignored in Megatron, where group_query_attention is false",
                         "remove one of the two");
 }
+
+void validate_latent_attention(const Recipe& r, Diagnostics& diagnostics) {
+  const recipe::ModelConfig& m = r.model;
+  const char* on = "model.multi_latent_attention";
+  if (!m.multi_latent_attention) {
+    const recipe::ModelConfig usual;  // a printed recipe also names sizes that nobody has chosen
+    const std::pair<const char*, bool> sizes[]{
+        {"model.q_lora_rank", m.q_lora_rank == usual.q_lora_rank},
+        {"model.kv_lora_rank", m.kv_lora_rank == usual.kv_lora_rank},
+        {"model.qk_nope_head_dim", m.qk_nope_head_dim == usual.qk_nope_head_dim},
+        {"model.qk_rope_head_dim", m.qk_rope_head_dim == usual.qk_rope_head_dim},
+        {"model.v_head_dim", m.v_head_dim == usual.v_head_dim}};
+    for (const auto& [field, unused] : sizes)
+      diagnostics.require(unused, {field, on},
+                          "belongs to latent attention, but multi_latent_attention is false",
+                          "set model.multi_latent_attention: true, or remove it");
+    return;
+  }
+  diagnostics.require(r.mixed_precision.fp8 == recipe::Fp8Format::none, {on, "mixed_precision.fp8"},
+                      "latent attention with 8-bit GEMMs is not supported yet",
+                      "leave mixed_precision.fp8 out");
+  diagnostics.require(!m.qkv_bias() && !m.proj_bias(), {on},
+                      "biases of latent attention are not supported yet", "leave them out");
+  diagnostics.require(m.kv_heads() == m.num_attention_heads,
+                      {"model.num_query_groups", "model.num_attention_heads", on},
+                      fmt::format("in latent attention each of the {} query heads has keys, not {}",
+                                  m.num_attention_heads, m.kv_heads()),
+                      "leave num_query_groups out");
+  // Folders give the rotated part of a head, or all of it.
+  diagnostics.require(
+      !m.kv_channels || *m.kv_channels == m.head_dim() || *m.kv_channels == m.qk_rope_head_dim,
+      {"model.kv_channels", on},
+      fmt::format("a head of latent attention has {} + {} elements", m.qk_nope_head_dim,
+                  m.qk_rope_head_dim),
+      "leave kv_channels out");
+  if (const auto eps = spec::LatentProjections{}.norm_eps;
+      r.given("model.norm_epsilon") && m.norm_epsilon != eps)
+    diagnostics.resolved("model.norm_epsilon",
+                         fmt::format("the norms of latents add {}, as transformers' do", eps));
+  diagnostics.require(m.qk_rope_head_dim % 2 == 0, {"model.qk_rope_head_dim"},
+                      "rotary positions turn pairs of elements, and this is odd",
+                      "set an even number");
+  const bool all = m.position_embedding == recipe::PositionEmbedding::rope &&
+                   m.no_rope_freq == std::vector<int64_t>{0};
+  diagnostics.require(all, {"model.position_embedding", "model.no_rope_freq", on},
+                      "latent attention has rotary positions in every layer",
+                      "leave no_rope_freq out, and set position_embedding: rope");
+  diagnostics.require(m.rotary_percent == 1, {"model.rotary_percent", on},
+                      "latent attention rotates qk_rope_head_dim elements",
+                      "leave rotary_percent out");
+}
 }  // namespace
 
 void validate_model(const Recipe& r, Diagnostics& diagnostics) {
+  validate_latent_attention(r, diagnostics);
   check_query_groups(r, diagnostics);
   validate_heads(r, diagnostics);
   validate_positions(r, diagnostics);

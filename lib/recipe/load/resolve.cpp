@@ -275,8 +275,7 @@ void resolve_recipe(const ModelConfig& family, Recipe& r, Diagnostics& diagnosti
   auto& m = r.model;
   derive(r, "model.num_query_groups", m.num_query_groups, m.num_attention_heads);
   // The rules report a hidden size that the heads do not divide; here the division rounds down.
-  derive(r, "model.kv_channels", m.kv_channels,
-         std::max<int64_t>(1, m.hidden_size / m.num_attention_heads));
+  derive(r, "model.kv_channels", m.kv_channels, std::max<int64_t>(1, m.head_dim()));
   derive(r, "model.ffn_hidden_size", m.ffn_hidden_size, m.ffn_size());
   if (m.embedding_multiplier == 0) {
     m.embedding_multiplier = std::sqrt(double(m.hidden_size));

@@ -17,7 +17,7 @@
 
 namespace mtrain::recipe {
 
-// The last six are families of mixture-of-experts models.
+// The last eight are families of mixture-of-experts models.
 enum class Architecture {
   llama,
   gpt2,
@@ -36,7 +36,9 @@ enum class Architecture {
   qwen3_moe,
   deepseek_moe,
   dots1,
-  glm4_moe
+  glm4_moe,
+  deepseek_v2,
+  deepseek_v3
 };
 constexpr auto enum_names(Architecture) {
   return std::array{EnumName{Architecture::llama, "llama"},
@@ -56,7 +58,9 @@ constexpr auto enum_names(Architecture) {
                     EnumName{Architecture::qwen3_moe, "qwen3_moe"},
                     EnumName{Architecture::deepseek_moe, "deepseek_moe"},
                     EnumName{Architecture::dots1, "dots1"},
-                    EnumName{Architecture::glm4_moe, "glm4_moe"}};
+                    EnumName{Architecture::glm4_moe, "glm4_moe"},
+                    EnumName{Architecture::deepseek_v2, "deepseek_v2"},
+                    EnumName{Architecture::deepseek_v3, "deepseek_v3"}};
 }
 
 // A layer has norms on the inputs of attention and MLP (pre), on their outputs before the residual
@@ -281,6 +285,9 @@ struct ModelConfig {
   bool share_embeddings_and_output_weights = false;
   double hidden_dropout = 0.0, attention_dropout = 0.0, embedding_dropout = 0.0;
   double init_method_std = 0.02;
+  bool multi_latent_attention = false;
+  std::optional<int64_t> q_lora_rank;
+  int64_t kv_lora_rank = 512, qk_nope_head_dim = 128, qk_rope_head_dim = 64, v_head_dim = 128;
   std::optional<int64_t> window_size;
   std::vector<int64_t> window_attn_skip_freq{0};
   std::optional<std::string> from;
@@ -290,8 +297,13 @@ struct ModelConfig {
 
   // Sizes, with defaults for unset ones; in a loaded recipe all are set.
   int64_t kv_heads() const { return num_query_groups.value_or(num_attention_heads); }
-  int64_t head_dim() const { return kv_channels.value_or(hidden_size / num_attention_heads); }
-  int64_t rotary_dim() const { return int64_t(double(head_dim()) * rotary_percent); }
+  int64_t head_dim() const {
+    if (multi_latent_attention) return qk_nope_head_dim + qk_rope_head_dim;
+    return kv_channels.value_or(hidden_size / num_attention_heads);
+  }
+  int64_t rotary_dim() const {
+    return multi_latent_attention ? qk_rope_head_dim : int64_t(double(head_dim()) * rotary_percent);
+  }
   bool gated() const { return is_gated(activation); }
   int64_t ffn_size() const;  // gated: 8/3 of the hidden size rounded up to 64; else 4 times
   bool qkv_bias() const { return add_bias_linear || add_qkv_bias || attention_bias; }
@@ -387,7 +399,9 @@ struct ModelConfig {
       Field{"attention_bias", &ModelConfig::attention_bias,
             "biases on all four projections of attention: add_qkv_bias, and the output projection"},
       Field{"mlp_bias", &ModelConfig::mlp_bias, "biases on the linear layers of the MLP"},
-      Field{"qk_layernorm", &ModelConfig::qk_layernorm, "normalize queries and keys per head"},
+      Field{"qk_layernorm", &ModelConfig::qk_layernorm,
+            "normalize queries and keys per head; latent attention "
+            "always normalizes its vectors instead"},
       Field{"qk_layernorm_all_heads", &ModelConfig::qk_layernorm_all_heads,
             "qk_layernorm normalizes the queries of all heads together, and likewise the keys "
             "(OLMo 2)"},
@@ -442,6 +456,31 @@ struct ModelConfig {
             "standard deviation of initial weights; divided by sqrt(2 num_layers) for output "
             "projections",
             {.aliases = "model.initializer_range", .min = 0, .max = 10}},
+      Field{"multi_latent_attention", &ModelConfig::multi_latent_attention,
+            "latent attention: keys and values are expanded from one short vector of each token "
+            "(DeepSeek-V2)"},
+      Field{"q_lora_rank",
+            &ModelConfig::q_lora_rank,
+            "latent attention: size of the vector from which queries are expanded; none: they are "
+            "projected from the hidden state",
+            {.min = 1, .max = 1 << 20}},
+      Field{"kv_lora_rank",
+            &ModelConfig::kv_lora_rank,
+            "latent attention: size of the vector from which keys and values are expanded",
+            {.min = 1, .max = 1 << 20}},
+      Field{"qk_nope_head_dim",
+            &ModelConfig::qk_nope_head_dim,
+            "latent attention: elements of a query or key head without a position",
+            {.aliases = "model.qk_head_dim", .min = 1, .max = 1 << 16}},
+      Field{"qk_rope_head_dim",
+            &ModelConfig::qk_rope_head_dim,
+            "latent attention: elements of a query or key head with a rotary position; in keys, "
+            "all heads share them",
+            {.aliases = "model.qk_pos_emb_head_dim", .min = 2, .max = 1 << 16}},
+      Field{"v_head_dim",
+            &ModelConfig::v_head_dim,
+            "latent attention: elements of a value head",
+            {.min = 1, .max = 1 << 16}},
       Field{"window_size",
             &ModelConfig::window_size,
             "sliding window: a token attends to this many tokens, itself included",

@@ -75,7 +75,8 @@ struct RopeScalingConfig {
             {.min = 0}},
       Field{"mscale_all_dim",
             &RopeScalingConfig::mscale_all_dim,
-            "yarn: used together with mscale, in the denominator of that factor",
+            "yarn: used together with mscale, in the denominator of that factor; latent attention "
+            "also multiplies scores by the square of 0.1 mscale_all_dim ln(factor) + 1",
             {.min = 0}},
       Field{"short_factor",
             &RopeScalingConfig::short_factor,
