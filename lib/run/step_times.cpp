@@ -47,6 +47,8 @@ StepFigures StepTimes::step(const train::StepStats& stats) {
   last_ = stats.ended;
   ++steps_;
   time_step(steps_ + 1);  // before the sums are read: turning it off waits for the last times
+  if (finds_stragglers_)
+    operations_.end_step(figures.timed && compares(trainer_.plan().train, steps_));
   if (figures.timed) note_timed(figures);
   if (exposure_ && finds_stragglers_ && steps_ % observe::StragglerFinder::kEvery == 0)
     figures.stragglers = find_stragglers();
@@ -96,6 +98,7 @@ StepFigures::Largest StepTimes::largest(const StepFigures& own) const {
 
 void StepTimes::pause() {
   last_ = std::chrono::steady_clock::now();
+  operations_.end_step(false);
   if (!exposure_) return;
   exposure_->take();
   exposure_->take_compute_ns();
