@@ -25,6 +25,7 @@
 #include "run/folder_probe.h"
 #include "run/folder_watch.h"
 #include "run/gemm_choice.h"
+#include "run/host_clocks.h"
 #include "run/local_copies.h"
 #include "run/open_device.h"
 #include "run/rank_consistency.h"
@@ -111,8 +112,10 @@ class Training {
                          .saving = saving});
     resume();
     if (reporter_) bytes_.warn();
+    const auto clocks = clock_differences(trainer_.control(), job_);
     if (reporter_) {
       reporter_->start();
+      for (const std::string& text : clocks) note(text);
       note(data_->note());
       if (validation_) note(validation_.data()->note());
     }
