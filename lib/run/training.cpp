@@ -28,6 +28,7 @@
 #include "run/host_clocks.h"
 #include "run/local_copies.h"
 #include "run/open_device.h"
+#include "run/phase_of_memory.h"
 #include "run/rank_consistency.h"
 #include "run/rank_pulse.h"
 #include "run/reporter.h"
@@ -79,7 +80,7 @@ class Training {
 
   void run() {
     try {
-      run_steps();
+      with_phase_of_memory(*pulse_, [this] { run_steps(); });
     } catch (const std::exception& e) {
       trainer_.world().abort(e.what());  // peers then do not wait for their timeout
       constexpr int kLaunches = 20;
