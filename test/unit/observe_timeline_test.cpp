@@ -91,4 +91,34 @@ TEST_CASE("a trace is shown as text: who was at work when") {
   CHECK_THROWS_WITH(read_trace(folder / "none"), Contains("cannot open"));
 }
 
+TEST_CASE("pictures show a step of a trace, its passes, and the steps of each rank") {
+  const TemporaryFolder folder;
+  const auto path = folder / "trace.json";
+  write_steps(path);
+  const Trace trace = read_trace(path);
+  const StepTimeline second = step_timeline(trace, {}, 20), first = step_timeline(trace, 1, 20);
+  CHECK((second.name == "step 2" && first.name == "step 1"));
+  REQUIRE((second.rows.size() == 2 && first.rows.size() == 1));
+  CHECK((second.rows[1].stream == "tp" && second.rows[1].busy == Approx(0.55)));
+  CHECK(first.rows[0].cells == "..mmmmmmmmmmmmmmmm..");
+  CHECK_THROWS_WITH(step_timeline(trace, 3, 20), Contains("no step 3"));
+  const auto steps = steps_by_rank(trace);
+  REQUIRE(steps.size() == 1);
+  CHECK((steps[0].rank == 3 && steps[0].steps == 2));
+  CHECK((steps[0].mean_ms == 100 && steps[0].least_ms == 100 && steps[0].most_ms == 100));
+  CHECK(steps[0].busy_ms == Approx((80 + 70) / 2.0));
+
+  write_passes(path);
+  const StepTimeline timeline = step_timeline(read_trace(path), {}, 20);
+  REQUIRE(timeline.rows.size() == 1);
+  CHECK(timeline.name.empty());
+  CHECK(timeline.ms == 100);
+  CHECK(timeline.rows[0].cells == "mmmmmmmm--mmmmmmmmmm");
+  CHECK(timeline.legend == std::map<char, std::string>{{'m', "matmul"}, {'-', "waits"}});
+  const std::vector<PassRun>& runs = timeline.passes.at(0);
+  REQUIRE(runs.size() == 4);
+  CHECK((runs[2].pass == "B" && runs[2].micro_batch == 0 && runs[2].begin_ms == 50));
+  CHECK((runs[3].pass == "W" && runs[3].end_ms == 100 && runs[3].busy_ms == 10));
+}
+
 }  // namespace observe_timeline_test
