@@ -133,7 +133,8 @@ void add_drawn(observe::ReportInput& input, const StepTimeline& t, int64_t world
   try {
     // The sizes of the vocabulary do not change a schedule.
     constexpr int64_t kVocabulary = 1 << 16;
-    made = plan::saved_run_plan(interchange::model_source(), {.file = recipe}, {}, world, kVocabulary);
+    made =
+        plan::saved_run_plan(interchange::model_source(), {.file = recipe}, {}, world, kVocabulary);
   } catch (const Error& e) {
     input.lanes.push_back(
         {.title = "Pipeline as drawn", .note = fmt::format("is not shown: {}", e.message())});

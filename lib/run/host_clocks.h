@@ -11,8 +11,8 @@
 
 namespace mtrain::run {
 
-// Compares the clocks of all hosts with that of rank 0's. All ranks call it. Returns a line for each
-// host whose clock differs, on rank 0 alone.
+// Compares the clocks of all hosts with that of rank 0's. All ranks call it. Returns a line for
+// each host whose clock differs, on rank 0 alone.
 std::vector<std::string> clock_differences(const comm::HostCollectives& control,
                                            const launch::Job& job);
 

@@ -183,12 +183,12 @@ TEST_CASE("a page has the lanes and bars that it is given, and stays small") {
   const RunFile run{.name = "a", .path = write(folder / "a", "{\"step\":1,\"loss\":1}\n")};
   ReportLanes lanes{.title = "Streams", .note = "</script>", .ms = 12.5};
   lanes.lanes.push_back({.name = "0 compute", .cells = "mm-.", .boxes = {}});
-  lanes.lanes.push_back(
-      {.name = "rank 1",
-       .cells = "",
-       .boxes = {{.begin_ms = 0.25, .end_ms = kNan, .kind = "F", .text = "3"}}});
+  lanes.lanes.push_back({.name = "rank 1",
+                         .cells = "",
+                         .boxes = {{.begin_ms = 0.25, .end_ms = kNan, .kind = "F", .text = "3"}}});
   lanes.legend = {{"m", "matmul"}};
-  ReportBars bars{.title = "Steps", .axis = "rank", .unit = "ms", .note = "", .labels = {"0"}, .sets = {}};
+  ReportBars bars{
+      .title = "Steps", .axis = "rank", .unit = "ms", .note = "", .labels = {"0"}, .sets = {}};
   bars.sets = {{"mean", {1.5}}};
   const std::string page = report_html({.runs = {run}, .lanes = {lanes}, .bars = {bars}});
   const json data = data_of(page);
