@@ -11,6 +11,7 @@ namespace mtrain {
 std::vector<std::string> TrainOptions::settings() const {
   std::vector<std::string> all = overrides;
   if (!trace.empty()) all.push_back("debug.trace=" + trace);
+  if (!trace_steps.empty()) all.push_back("debug.trace_steps=\"" + trace_steps + "\"");
   if (strict) all.push_back("debug.strict=true");
   if (nvtx) all.push_back("debug.nvtx=true");
   return all;
@@ -57,6 +58,12 @@ void declare_train_options(CLI::App& command, TrainOptions& o) {
   command
       .add_option("--trace", o.trace,
                   "write a Chrome / Perfetto trace of every launch and wait to this file")
+      ->group("Inspection of a run");
+  command
+      .add_option(
+          "--trace-steps", o.trace_steps,
+          "trace only these steps, such as 10:20, and write the file after the last of them")
+      ->type_name("FIRST:LAST")
       ->group("Inspection of a run");
   command
       .add_flag("--nvtx", o.nvtx,

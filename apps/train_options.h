@@ -12,7 +12,7 @@ class App;
 namespace mtrain {
 
 struct TrainOptions {
-  std::string recipe, trace, token_file;
+  std::string recipe, trace, trace_steps, token_file;
   std::vector<std::string> overrides;
   bool profile = false, verbose = false, print_recipe = false, dry_run = false, strict = false,
        nvtx = false;

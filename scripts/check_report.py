@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Opens a page of `mtrain report` in headless Chromium, and checks what it draws.
 
-  scripts/check_report.py MTRAIN RUN... [--screenshot FILE]
+  scripts/check_report.py MTRAIN RUN... [--trace FILE] [--screenshot FILE] [--seconds S]
 
 The page is made of the runs, and opened 400 and 1,400 pixels wide, light and dark. The console must have no error,
 every chart must have pixels other than its background, the page must not be wider than the window, and the points of
@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 
 CHECK = """<script>
 addEventListener("load", () => setTimeout(() => {
@@ -26,9 +27,9 @@ addEventListener("load", () => setTimeout(() => {
     for (let i = 3; i < data.length; i += 4) count += data[i] > 0;
     return count;
   };
-  const seen = charts.map((chart) => ({
+  const seen = [...charts, ...pictures.filter((picture) => picture.canvas)].map((chart) => ({
     title: chart.canvas.getAttribute("aria-label"), pixels: pixels(chart.canvas),
-    sets: chart.data.datasets.filter((set) => set.key).map((set) => ({
+    sets: (chart.data ? chart.data.datasets : []).filter((set) => set.key).map((set) => ({
       run: set.run, key: set.key, factor: set.factor, points: set.data.map((p) => [p.x, p.y]) })),
   }));
   document.body.textContent = "";
@@ -51,6 +52,16 @@ def chromium(page, width, dark, *more):
                    f"--window-size={width},2400", "--enable-logging=stderr", "--virtual-time-budget=4000",
                    *(["--blink-settings=preferredColorScheme=0"] if dark else []), *more, page.as_uri()]
         return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def seconds_of(page):
+    """How long Chromium is busy with a page: the least of three times."""
+    times = []
+    for _ in range(3):
+        began = time.monotonic()
+        chromium(page, 1400, False, "--dump-dom")
+        times.append(time.monotonic() - began)
+    return min(times)
 
 
 def metrics_of(run):
@@ -87,14 +98,25 @@ def main():
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("mtrain")
     options.add_argument("runs", nargs="+")
+    options.add_argument("--trace")
     options.add_argument("--screenshot")
+    options.add_argument("--seconds", type=float, default=2, help="how long drawing may take")
     given = options.parse_args()
     failed = 0
     with tempfile.TemporaryDirectory() as work:
         page, checked = pathlib.Path(work) / "r.html", pathlib.Path(work) / "checked.html"
-        subprocess.run([given.mtrain, "report", *given.runs, "-o", page], check=True)
+        subprocess.run([given.mtrain, "report", *given.runs, *(["--trace", given.trace] if given.trace else []), "-o", page], check=True)
         text = page.read_text(errors="replace")
         checked.write_text(text.replace("</body>", CHECK + "</body>"))
+        if page.stat().st_size > 3_000_000:
+            sys.exit(f"the page has {page.stat().st_size} bytes")
+        # Chromium's own time cannot be trusted here: it is virtual.
+        empty = pathlib.Path(work) / "empty.html"
+        empty.write_text("<!DOCTYPE html><title>empty</title>")
+        drawn = seconds_of(page) - seconds_of(empty)
+        if drawn > given.seconds:
+            sys.exit(f"drawing takes {drawn:.2f} s")
+        print(f"{page.stat().st_size} bytes, drawn in {drawn:.2f} s")
         metrics = [metrics_of(run) for run in given.runs]
         for width in (400, 1400):
             for dark in (False, True):

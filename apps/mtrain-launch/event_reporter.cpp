@@ -18,8 +18,9 @@ void EventReporter::begin(const std::string& job) {
   command_.emplace(words_, [](const std::string& why) { print_warning("mtrain-launch", why); });
 }
 
-void EventReporter::started(int start, const std::vector<std::shared_ptr<const Pulse>>& /*pages*/) {
-  job_.start = start;
+void EventReporter::started(int start, int ranks,
+                            const std::vector<std::shared_ptr<const Pulse>>& /*pages*/) {
+  job_.start = start, job_.ranks = ranks;
   command_->send(event("start"));
 }
 

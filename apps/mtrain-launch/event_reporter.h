@@ -17,7 +17,8 @@ class EventReporter : public launch::JobObserver {
       : words_(std::move(command)), job_(std::move(job)) {}
 
   void begin(const std::string& job) override;
-  void started(int start, const std::vector<std::shared_ptr<const Pulse>>& pages) override;
+  void started(int start, int ranks,
+               const std::vector<std::shared_ptr<const Pulse>>& pages) override;
   void spiked(int64_t step) override;
   void failed(const launch::JobFailure& failure) override;
   void restarting(int start, double delay_s) override;

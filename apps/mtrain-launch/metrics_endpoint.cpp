@@ -53,7 +53,8 @@ void MetricsEndpoint::begin(const std::string& /*job*/) {
              options_.host, ipv6 ? "]" : "", server_->port());
 }
 
-void MetricsEndpoint::started(int start, const std::vector<std::shared_ptr<const Pulse>>& pages) {
+void MetricsEndpoint::started(int start, int /*ranks*/,
+                              const std::vector<std::shared_ptr<const Pulse>>& pages) {
   const std::lock_guard lock(mutex_);
   pages_ = pages;
   restarts_ = start;

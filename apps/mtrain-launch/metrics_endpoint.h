@@ -25,7 +25,8 @@ class MetricsEndpoint : public launch::JobObserver {
 
   // Prints a warning if the port cannot be used. The job runs all the same.
   void begin(const std::string& job) override;
-  void started(int start, const std::vector<std::shared_ptr<const Pulse>>& pages) override;
+  void started(int start, int ranks,
+               const std::vector<std::shared_ptr<const Pulse>>& pages) override;
   void failed(const launch::JobFailure& failure) override;
   void ended(int exit_code) override;
 

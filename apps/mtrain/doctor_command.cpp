@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <optional>
 #include <string_view>
@@ -17,6 +18,7 @@
 #include "base/text_table.h"
 #include "base/token.h"
 #include "commands.h"
+#include "launch/host_checks.h"
 #include "launch/job.h"
 #include "run/doctor.h"
 #include "store/store.h"
@@ -97,6 +99,21 @@ std::string dump(const ordered_json& j, int indent) {
   return j.dump(indent, ' ', false, ordered_json::error_handler_t::replace);
 }
 
+// Adds to each host's rows how its clock differs from that of host 0. `texts` has the clocks of all
+// ranks' hosts, read just after all had met; empty on ranks that are not the first of their host.
+void add_clocks(std::vector<HostRows>& hosts, const std::vector<std::string>& texts) {
+  std::vector<launch::HostClock> clocks;
+  for (const std::string& text : texts)
+    if (!text.empty()) clocks.push_back({"", std::strtod(text.c_str(), nullptr)});
+  for (size_t i = 0; i < std::min(clocks.size(), hosts.size()); ++i) clocks[i].host = hosts[i].host;
+  const auto checks = launch::compare_clocks(clocks);
+  for (size_t i = 0; i < checks.size() && i + 1 < hosts.size(); ++i)
+    hosts[i + 1].rows.push_back({.check = "clock, hosts",
+                                 .value = checks[i].value,
+                                 .verdict = checks[i].hint.empty() ? Verdict::ok : Verdict::warning,
+                                 .hint = checks[i].hint});
+}
+
 // The first rank of each host examines it. Rank 0 gets the rows of all hosts; the other ranks get
 // none.
 std::vector<HostRows> rows_of_all_hosts(const launch::Job& job, const HostRows& own) {
@@ -114,8 +131,13 @@ std::vector<HostRows> rows_of_all_hosts(const launch::Job& job, const HostRows& 
   store.put("doctor", job.rank, job.size, job.local_rank == 0 ? dump(rows_json(own), -1) : "");
   std::vector<HostRows> hosts;
   const std::vector<std::string> texts = store.all("doctor", job.size);
+  const std::chrono::duration<double> now = std::chrono::system_clock::now().time_since_epoch();
+  store.put("doctor-clock", job.rank, job.size,
+            job.local_rank == 0 ? fmt::format("{:.6f}", now.count()) : "");
+  const std::vector<std::string> clocks = store.all("doctor-clock", job.size);
   for (const std::string& text : texts)
     if (!text.empty() && job.rank == 0) hosts.push_back(rows_of_json(text));
+  add_clocks(hosts, clocks);
   return hosts;
 }
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <memory>
+#include <optional>
 
 #include <CLI/CLI.hpp>
 
@@ -15,6 +16,7 @@
 #include "observe/progress.h"
 #include "observe/report.h"
 #include "plan/saved_recipe.h"
+#include "report_trace.h"
 
 namespace mtrain {
 
@@ -22,7 +24,8 @@ namespace {
 
 struct ReportOptions {
   std::vector<std::string> runs;
-  std::string output = "report.html";
+  std::string output = "report.html", trace;
+  std::optional<int64_t> step;
 };
 
 // Fills in the settings in which a run differs from the first one.
@@ -66,6 +69,8 @@ void write_report(const ReportOptions& o) {
     input.runs.push_back({.name = name, .path = observe::locate_metrics(run)});
   }
   if (input.runs.size() > 1) compare_settings(input);
+  if (!o.trace.empty())
+    add_trace(input, o.trace, o.step, input.runs[0].path.parent_path() / "recipe.yaml");
   observe::ProgressLine line;
   input.progress = [&](const std::string& run, double part) {
     line.activity(fmt::format("reading {} {:.0f} %", run, 100 * part));
@@ -83,12 +88,19 @@ void add_report_command(CLI::App& app) {
   auto* command = app.add_subcommand(
       "report", "write one HTML page about runs: curves, memory, ranks, restarts, settings");
   set_examples(*command, {"mtrain report runs/first",
-                          "mtrain report runs/first runs/second --output report.html"});
+                          "mtrain report runs/first runs/second --output report.html",
+                          "mtrain report runs/first --trace t.json --step 12"});
   command
       ->add_option("run", o->runs,
                    "run folders, checkpoints in them, or metrics.jsonl files; at most 6")
       ->required();
   command->add_option("-o,--output", o->output, "the file to write; default: report.html");
+  auto* trace = command->add_option(
+      "--trace", o->trace,
+      "a trace of the first run (mtrain --trace): shows a step of it, the pipeline as run and as "
+      "drawn, and step times by rank");
+  command->add_option("--step", o->step, "the step of the trace to show; by default the last")
+      ->needs(trace);
   command->callback([o] { write_report(*o); });
 }
 

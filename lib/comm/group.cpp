@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/hash.h"
 #include "device/device.h"
 
 namespace mtrain::comm {
@@ -28,7 +29,16 @@ struct Group::State {
   // on a GPU they count at the capture, and NCCL's own numbers are reported.
   std::shared_ptr<std::atomic<uint64_t>> calls = std::make_shared<std::atomic<uint64_t>>(0);
 
+  // The number of messages to and from each rank so far, by rank in the group.
+  struct MessageCounts {
+    uint64_t sent = 0, received = 0;
+  };
+  std::vector<MessageCounts> message_counts;
+
   int size() const { return int(ranks.size()); }
+  // Counts a message. Its id follows from the group, the two ranks, and its number among their
+  // messages in this direction, so both ends have the same.
+  device::MessageEnd next_message(Transfer::Kind kind, int peer);
   std::shared_ptr<EmulatedLink> link_of(const Stream& stream) const {
     return link && link->carries(stream.id()) ? link : nullptr;
   }
@@ -66,6 +76,17 @@ void tell_idle(const device::LaunchContext& context, const Communicator& c,
 }
 
 }  // namespace
+
+device::MessageEnd Group::State::next_message(Transfer::Kind kind, int peer) {
+  message_counts.resize(ranks.size());
+  const bool sent = kind == Transfer::Kind::send;
+  MessageCounts& counts = message_counts[size_t(peer)];
+  const uint64_t own = uint64_t(ranks[size_t(rank)]), other = uint64_t(ranks[size_t(peer)]),
+                 number = sent ? ++counts.sent : ++counts.received;
+  const uint64_t id =
+      Fnv1a().add(name).add(sent ? own : other).add(sent ? other : own).add(number).value();
+  return {id, sent};
+}
 
 EmulatedLink::EmulatedLink(Link link) : link_(std::move(link)) {
   for (const std::string& name : link_.streams) {
@@ -267,6 +288,7 @@ void Group::exchange(std::vector<Message> messages, Stream& stream) const {
       .name = messages.size() == 1 ? (messages[0].kind == Transfer::Kind::send ? "send" : "receive")
                                    : "exchange"};
   std::vector<Transfer> transfers;
+  device::MessageEnds ends;
   double sent = 0;
   for (const Message& m : messages) {
     MT_CHECK(m.peer >= 0 && m.peer < size() && m.peer != rank(),
@@ -275,8 +297,11 @@ void Group::exchange(std::vector<Message> messages, Stream& stream) const {
     (sends ? info.reads : info.writes).push_back(m.data);
     if (sends) sent += double(m.data.bytes());
     transfers.push_back({m.kind, m.data, m.peer});
+    ends.push_back(state_->next_message(m.kind, m.peer));
   }
   if (transfers.empty()) return;
+  if (stream.device().timing_sink())
+    info.messages = std::make_shared<const device::MessageEnds>(std::move(ends));
   // An emulated link delays messages at their sender. A receive that is posted early does not get
   // them sooner.
   const auto link = info.reads.empty() ? nullptr : state_->link_of(stream);

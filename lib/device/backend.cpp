@@ -34,8 +34,10 @@ std::exception_ptr with_culprit(std::exception_ptr failure, const LaunchTag& tag
     return std::make_exception_ptr(CommError(e.message() + culprit, e.hint()));
   } catch (const BugError& e) {
     return std::make_exception_ptr(BugError(e.message() + culprit));
-  } catch (const std::bad_alloc&) {
-    return std::make_exception_ptr(RunError("out of memory" + culprit));
+  } catch (const std::bad_alloc& e) {
+    const std::string what = e.what();  // a program's own operator new may tell more
+    return std::make_exception_ptr(RunError(
+        (what == "std::bad_alloc" ? "out of memory" : "out of memory: " + what) + culprit));
   } catch (const std::exception& e) {
     return std::make_exception_ptr(RunError(e.what() + culprit));
   } catch (...) {

@@ -68,6 +68,13 @@ void copy_on_device(const LaunchContext& context, void* to, const void* from, in
 // Does the same on CUDA.
 void copy_by_cuda(CUstream_st* stream, void* to, const void* from, int64_t bytes);
 
+// This rank's end of a message between two ranks. The other end has the same id.
+struct MessageEnd {
+  uint64_t id;
+  bool sent;  // or received
+};
+using MessageEnds = std::vector<MessageEnd>;
+
 // Identifies an item of a stream's queue, for failures and timings.
 struct LaunchTag {
   const char* name = "";  // a string literal
@@ -77,7 +84,8 @@ struct LaunchTag {
   TimingSink* sink = nullptr;           // called when the item has run; may be null
   std::optional<StreamId> waits_for{};  // the stream that a wait is for; absent for other items
   int64_t wire_bytes = 0;
-  bool paired = false;  // enqueued under a Device::PairScope
+  bool paired = false;                            // enqueued under a Device::PairScope
+  std::shared_ptr<const MessageEnds> messages{};  // null: none
 };
 
 // Returns the failure with the item appended to its message: "in `attention_bwd`, item 17 of stream

@@ -41,7 +41,8 @@ LaunchTag Stream::register_launch(const LaunchInfo& info) {
           .scope = device_.shared_scope(),
           .sink = device_.capture() ? nullptr : device_.timing_sink(),
           .wire_bytes = info.wire_bytes,
-          .paired = device_.pairs()};
+          .paired = device_.pairs(),
+          .messages = info.messages};
 }
 
 void Stream::launch(LaunchInfo info, Work work) {

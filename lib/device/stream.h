@@ -37,7 +37,8 @@ struct LaunchInfo {
   const char* name;             // a string literal
   std::vector<Access> reads{};  // accesses with null data (absent tensors) are skipped
   std::vector<Access> writes{};
-  int64_t wire_bytes = 0;  // bytes that a communication sends over the link
+  int64_t wire_bytes = 0;                         // bytes that a communication sends over the link
+  std::shared_ptr<const MessageEnds> messages{};  // of a timed launch; null: none
 };
 
 // When a launch ran, in nanoseconds of a steady clock.
@@ -50,6 +51,7 @@ struct Timing {
   std::optional<int64_t> idle_ns = 0;
   bool paired = false;       // enqueued under a Device::PairScope
   std::string_view scope{};  // Device::scope() when it was enqueued; valid during record()
+  std::shared_ptr<const MessageEnds> messages{};  // that the launch sends and receives
 };
 
 // An interval in which a stream was idle, waiting for another.

@@ -83,7 +83,7 @@ Attempt::Attempt(const AgentOptions& o, JobState& job, const RoundPlace& place, 
     : o_(o), job_(job), place_(place), number_(number), log_number_(log_number) {
   job_.store.begin(number);
   for (int i = 0; i < place.ranks; ++i) start(i);
-  for (JobObserver* observer : o.observers) observer->started(number, pulses_.pages());
+  for (JobObserver* observer : o.observers) observer->started(number, place.world, pulses_.pages());
 }
 
 Attempt::~Attempt() {

@@ -17,7 +17,7 @@ namespace mtrain::launch {
 struct JobEvent {
   std::string event;  // start, spike, failure, restart, end
   std::string job, name, run_dir;
-  int node = 0, ranks = 1;  // this host's number; ranks of the job
+  int node = 0, ranks = 1;  // this host's number; ranks of the start
   int start = 0;            // number of the start of all ranks, from 0
   std::optional<int64_t> step;
   std::optional<int> culprit;  // a rank

@@ -184,6 +184,25 @@ std::vector<HostCheck> judge_host(const HostFacts& f, int ranks) {
   return all;
 }
 
+std::vector<HostCheck> compare_clocks(const std::vector<HostClock>& clocks) {
+  // A host that is busy may answer this late.
+  constexpr double kMostSkew = 2;
+  std::vector<HostCheck> all;
+  for (size_t i = 1; i < clocks.size(); ++i) {
+    const double ahead = clocks[i].seconds - clocks[0].seconds;
+    HostCheck c{.name = "clock of " + clocks[i].host,
+                .value = fmt::format("as that of {}", clocks[0].host)};
+    if (!std::isfinite(ahead) || std::fabs(ahead) > kMostSkew) {
+      c.value = fmt::format("{:.1f} s {} that of {}", std::fabs(ahead),
+                            ahead < 0 ? "earlier than" : "later than", clocks[0].host);
+      c.verdict = Verdict::warn;
+      c.hint = "run a time service such as chrony on all hosts: times in their logs differ";
+    }
+    all.push_back(std::move(c));
+  }
+  return all;
+}
+
 std::vector<std::string> faults_of(const std::vector<HostCheck>& checks) {
   std::vector<std::string> lines;
   for (const HostCheck& c : checks)

@@ -42,6 +42,15 @@ inline std::vector<HostCheck> check_host(const HostCheckOptions& options) {
   return judge_host(measure_host(options), options.ranks);
 }
 
+// The clock of a host, in seconds. All hosts of a job read theirs at about the same moment.
+struct HostClock {
+  std::string host;
+  double seconds = 0;
+};
+// Compares them with that of host 0, which is the first. Returns a check for each other host, named
+// "clock of HOST". A difference of a few seconds disturbs no training, but warns.
+std::vector<HostCheck> compare_clocks(const std::vector<HostClock>& clocks);
+
 // One line for each fault, and no line if ranks can work: "disk: 0 B free: delete old checkpoints".
 std::vector<std::string> faults_of(const std::vector<HostCheck>& checks);
 

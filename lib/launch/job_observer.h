@@ -18,8 +18,10 @@ class JobObserver {
   virtual ~JobObserver() = default;
   // The first call, with the job's id. From here on the observer may have threads.
   virtual void begin(const std::string& /*job*/) {}
-  // A start of all ranks, numbered from 0. The pages are those of the ranks of this host.
-  virtual void started(int /*start*/, const std::vector<std::shared_ptr<const Pulse>>& /*pages*/) {}
+  // A start of all ranks, numbered from 0, with the number of ranks that the job has now. The pages
+  // are those of the ranks of this host.
+  virtual void started(int /*start*/, int /*ranks*/,
+                       const std::vector<std::shared_ptr<const Pulse>>& /*pages*/) {}
   // A step was skipped, since its loss or gradient was not finite, or a spike.
   virtual void spiked(int64_t /*step*/) {}
   // A start has failed, or a signal has ended it.

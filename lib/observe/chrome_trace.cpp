@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <set>
 #include <utility>
 
 #include <fmt/format.h>
@@ -84,6 +85,7 @@ const std::string* ChromeTrace::known(std::string_view text) {
 }
 
 void ChromeTrace::add(Entry entry, std::string_view name, Track track, std::string_view scope) {
+  if (!recording_) return;
   const std::string action = action_in(scope);
   std::lock_guard lock(mutex_);
   if (entries_.size() >= max_events_) {
@@ -105,6 +107,18 @@ void ChromeTrace::record(const device::Timing& t) {
     add({.begin_ns = t.begin_ns, .end_ns = begin_ns, .kind = Entry::Kind::wait},
         "wait for another rank", t.stream, t.scope);
   add({.begin_ns = begin_ns, .end_ns = t.end_ns, .bytes = t.wire_bytes}, t.name, t.stream, t.scope);
+  if (!t.messages) return;
+  // An arrow leads from the begin of the send to the end of the receive. Viewers attach an end to
+  // the span around it, and a span does not include its last moment.
+  const int64_t last_ns = std::max(begin_ns, t.end_ns - 1);
+  for (const device::MessageEnd& m : *t.messages) {
+    const int64_t at = m.sent ? begin_ns : last_ns;
+    add({.begin_ns = at,
+         .end_ns = at,
+         .bytes = int64_t(m.id),
+         .kind = m.sent ? Entry::Kind::send : Entry::Kind::receive},
+        "message", t.stream, t.scope);
+  }
 }
 
 void ChromeTrace::waited(const device::Waiting& w) {
@@ -135,6 +149,11 @@ std::string ChromeTrace::json(const Entry& e, int64_t origin_ns) const {
   if (e.kind == Entry::Kind::counter)
     return fmt::format(R"({{"name":{},"pid":{},"ts":{},"ph":"C","args":{{"bytes":{}}}}})",
                        json_text(*e.name), rank_, microseconds(e.begin_ns - origin_ns), e.bytes);
+  if (e.kind == Entry::Kind::send || e.kind == Entry::Kind::receive)
+    return fmt::format(
+        R"({{"name":"message","cat":"message","pid":{},"tid":{},"ts":{},{},"id":"0x{:016x}"}})",
+        rank_, e.track, microseconds(e.begin_ns - origin_ns),
+        e.kind == Entry::Kind::send ? R"("ph":"s")" : R"("ph":"f","bp":"e")", e.message());
   std::string args = e.action ? arguments_of(*e.action) : "";
   if (e.bytes > 0) args += fmt::format(R"({}"bytes":{})", args.empty() ? "" : ",", e.bytes);
   if (!args.empty()) args = ",\"args\":{" + args + "}";
@@ -197,26 +216,58 @@ void ChromeTrace::write(const std::filesystem::path& path) const {
   file.commit();
 }
 
+namespace {
+
+// Calls use(line, first) for the lines of a part. The first line opens the list of events, and the
+// last one, which is left out, closes it; each line between them is an event.
+template <class F>
+void for_lines(const std::filesystem::path& part, const F& use) {
+  const MappedFile file_of_rank(part);
+  std::string_view rest(reinterpret_cast<const char*>(file_of_rank.bytes().data()),
+                        file_of_rank.bytes().size());
+  for (bool first = true; !rest.empty(); first = false) {
+    const std::string_view line = rest.substr(0, rest.find('\n'));
+    rest.remove_prefix(std::min(rest.size(), line.size() + 1));
+    if (!line.empty() && line != "]}") use(line, first);
+  }
+}
+
+// The end of an arrow that a line is.
+struct ArrowEnd {
+  std::string_view id;
+  bool sent;
+};
+std::optional<ArrowEnd> arrow_end(std::string_view line) {
+  constexpr std::string_view kBegin = R"({"name":"message","cat":"message",)", kId = R"("id":")";
+  if (!line.starts_with(kBegin)) return {};
+  const size_t at = line.find(kId);
+  if (at == std::string_view::npos) return {};
+  const std::string_view id = line.substr(at + kId.size());
+  return ArrowEnd{id.substr(0, id.find('"')), line.find(R"("ph":"s")") != std::string_view::npos};
+}
+
+}  // namespace
+
 void merge_traces(const std::filesystem::path& path,
                   const std::vector<std::filesystem::path>& parts) {
+  std::set<std::string, std::less<>> sent, received;
+  for (const auto& part : parts)
+    for_lines(part, [&](std::string_view line, bool) {
+      if (const auto end = arrow_end(line)) (end->sent ? sent : received).emplace(end->id);
+    });
   AtomicFile file(path);
   std::string out;
-  for (const auto& part : parts) {
-    const MappedFile file_of_rank(part);
-    std::string_view rest(reinterpret_cast<const char*>(file_of_rank.bytes().data()),
-                          file_of_rank.bytes().size());
-    // The first line of a part opens the list of events, and its last line closes the list; between
-    // them each line is an event.
-    for (bool first = true; !rest.empty(); first = false) {
-      const std::string_view line = rest.substr(0, rest.find('\n'));
-      rest.remove_prefix(std::min(rest.size(), line.size() + 1));
-      if (first ? !out.empty() : line == "]}") continue;
+  bool opened = false;
+  for (const auto& part : parts)
+    for_lines(part, [&](std::string_view line, bool first) {
+      if (first && std::exchange(opened, true)) return;
+      const auto end = arrow_end(line);
+      if (end && !(end->sent ? received : sent).contains(end->id)) return;
       out += line;
       if (!first && line.back() != ',') out += ',';
       out += '\n';
-      if (out.size() > 1 << 20) file.write(std::exchange(out, "\n"));
-    }
-  }
+      if (out.size() > 1 << 20) file.write(std::exchange(out, ""));
+    });
   // All events so far end with a comma; the list needs a last event without one.
   file.write(out + "{\"ph\":\"M\",\"name\":\"merged\",\"pid\":0}\n]}\n");
   file.commit();

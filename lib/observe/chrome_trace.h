@@ -1,7 +1,10 @@
 // Writes launches as a JSON trace for chrome://tracing and Perfetto, with one process per rank and
 // one track per stream. The arguments of a span are its pass, with stage and micro-batch, and the
 // bytes that a communication sends. Waits are spans of the category "wait". Memory is a counter.
+// Arrows lead from each send to its receive: events "s" and "f" with the message's id, on the
+// tracks of the two spans.
 #pragma once
+#include <atomic>
 #include <cstdint>
 #include <filesystem>
 #include <mutex>
@@ -21,6 +24,8 @@ class ChromeTrace : public device::TimingSink {
   // includes their number.
   explicit ChromeTrace(int rank = 0, size_t max_events = 1'000'000);
 
+  // While it is off, launches, waits, spans and values are ignored.
+  void set_recording(bool on) { recording_ = on; }
   void record(const device::Timing& timing) override;
   void waited(const device::Waiting& waiting) override;
   // Adds a span that the host has timed, such as a step or a save, to the track of the steps.
@@ -43,7 +48,8 @@ class ChromeTrace : public device::TimingSink {
     int64_t begin_ns = 0, end_ns = 0;
     int64_t bytes = 0;
     int32_t track = 0;
-    enum class Kind : uint8_t { span, wait, counter } kind = Kind::span;
+    enum class Kind : uint8_t { span, wait, counter, send, receive } kind = Kind::span;
+    uint64_t message() const { return uint64_t(bytes); }  // the id, of a send or a receive
   };
   using Track = std::optional<device::StreamId>;  // a stream; absent for the track of the steps
   void add(Entry entry, std::string_view name, Track track, std::string_view scope);
@@ -51,6 +57,7 @@ class ChromeTrace : public device::TimingSink {
   std::string json(const Entry& entry, int64_t origin_ns) const;
 
   int rank_;
+  std::atomic<bool> recording_ = true;
   std::optional<int64_t> origin_ns_;
   size_t max_events_;
   mutable std::mutex mutex_;
@@ -61,7 +68,8 @@ class ChromeTrace : public device::TimingSink {
   int64_t full_at_ns_ = 0;  // when the first dropped event began
 };
 
-// Merges the traces of several ranks, which ChromeTrace has written, into one. Throws RunError.
+// Merges the traces of several ranks, which ChromeTrace has written, into one. An arrow of which
+// only one end is in the parts is left out. Throws RunError.
 void merge_traces(const std::filesystem::path& path,
                   const std::vector<std::filesystem::path>& parts);
 

@@ -204,6 +204,30 @@ class ReportRun {
   RecordStream stream_;  // last: it fills the others
 };
 
+ordered_json lanes_json(const ReportLanes& l) {
+  ordered_json out{{"title", l.title},
+                   {"note", l.note},
+                   {"ms", number(l.ms)},
+                   {"legend", ordered_json::array()},
+                   {"lanes", ordered_json::array()}};
+  for (const auto& [sign, meaning] : l.legend) out["legend"].push_back({sign, meaning});
+  for (const ReportLanes::Lane& lane : l.lanes) {
+    ordered_json boxes = ordered_json::array();
+    for (const ReportLanes::Box& b : lane.boxes)
+      boxes.push_back({number(b.begin_ms), number(b.end_ms), b.kind, b.text});
+    out["lanes"].push_back({{"name", lane.name}, {"cells", lane.cells}, {"boxes", boxes}});
+  }
+  return out;
+}
+
+ordered_json bars_json(const ReportBars& b) {
+  ordered_json out{{"title", b.title}, {"axis", b.axis},     {"unit", b.unit},
+                   {"note", b.note},   {"labels", b.labels}, {"sets", ordered_json::array()}};
+  for (const auto& [name, values] : b.sets)
+    out["sets"].push_back({{"name", name}, {"values", numbers(values)}});
+  return out;
+}
+
 constexpr const char* kHead = R"(<!DOCTYPE html>
 <html lang="en" data-theme="light">
 <head>
@@ -221,6 +245,7 @@ constexpr const char* kBody = R"(</style>
 <noscript><p>This page draws its charts with JavaScript.</p></noscript>
 <div id="tables"></div>
 <div id="charts"></div>
+<div id="lanes"></div>
 </main>
 <script type="application/json" id="data">)";
 constexpr const char *kScript = "</script>\n<script>\n", *kEnd = "</script>\n</body>\n</html>\n";
@@ -247,8 +272,12 @@ std::string report_html(const ReportInput& input) {
   const size_t most_ranges = std::min(kMostRanges, kMostPoints / 2 / curves);
   ordered_json data{{"runs", ordered_json::array()},
                     {"settings", ordered_json::array()},
-                    {"settings_note", input.settings_note}};
+                    {"settings_note", input.settings_note},
+                    {"lanes", ordered_json::array()},
+                    {"bars", ordered_json::array()}};
   for (const auto& run : runs) data["runs"].push_back(run->json(most_ranges));
+  for (const ReportLanes& lanes : input.lanes) data["lanes"].push_back(lanes_json(lanes));
+  for (const ReportBars& bars : input.bars) data["bars"].push_back(bars_json(bars));
   for (const ReportSetting& row : input.settings)
     data["settings"].push_back({{"setting", row.setting}, {"values", row.values}});
   std::string page = kHead;

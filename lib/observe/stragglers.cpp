@@ -91,7 +91,13 @@ StragglerFinder::Check StragglerFinder::look(const std::vector<RankWork>& all) {
 void OperationTimes::record(const device::Timing& t) {
   if (t.stream.kind != device::StreamKind::compute) return;
   const std::lock_guard lock(mutex_);
-  ns_[t.name] += t.end_ns - t.begin_ns;
+  step_ns_[t.name] += t.end_ns - t.begin_ns;
+}
+
+void OperationTimes::end_step(bool counts) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [name, ns] : std::exchange(step_ns_, {}))
+    if (counts) ns_[name] += ns;
 }
 
 std::map<std::string, double> OperationTimes::take(int64_t steps) {

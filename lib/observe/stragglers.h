@@ -52,15 +52,18 @@ class StragglerFinder {
   std::vector<int> slow_checks_;  // by rank: in a row
 };
 
-// Sums the time of each operation of the compute stream.
+// Sums the time of each operation of the compute stream over chosen steps.
 class OperationTimes : public device::TimingSink {
  public:
   void record(const device::Timing& timing) override;
+  // The launches since the last call were those of a step that `counts`, or are dropped.
+  void end_step(bool counts);
   std::map<std::string, double> take(int64_t steps);  // seconds of a step
 
  private:
   std::mutex mutex_;
-  std::map<std::string_view, int64_t> ns_;  // names are string literals
+  using ByOperation = std::map<std::string_view, int64_t>;  // names are string literals
+  ByOperation step_ns_, ns_;  // of the current step, and of earlier ones
 };
 
 }  // namespace mtrain::observe

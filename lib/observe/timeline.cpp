@@ -288,6 +288,67 @@ Trace read_trace(const std::filesystem::path& path) {
   return trace;
 }
 
+StepTimeline step_timeline(const Trace& trace, std::optional<int64_t> step, size_t cells) {
+  const Window w = step_window(trace, step);
+  StepTimeline out{.ms = (w.end_us - w.begin_us) / 1e3};
+  for (const TraceTrack& track : trace) {
+    if (track.name == kStepTrack) {
+      for (const TraceSpan& s : track.spans)
+        if (s.name.starts_with("step ") && s.begin_us == w.begin_us) out.name = s.name;
+      continue;
+    }
+    Legend legend;  // timeline_text() prints one
+    const Row row = row_of(track, w, cells, legend);
+    if (row.busy_us == 0) continue;
+    for (const char letter : row.cells)
+      if (letter != '.') out.legend.try_emplace(letter, meaning_of_letter(letter));
+    out.rows.push_back({track.rank, track.name, row.cells, row.busy_us / (w.end_us - w.begin_us)});
+    if (track.name != kComputeTrack) continue;
+    std::vector<PassRun>& passes = out.passes[track.rank];
+    for (const TraceSpan& s : track.spans) {
+      if (!is_pass(s) || w.overlap(s) <= 0) continue;
+      const bool same = !passes.empty() && passes.back().pass == s.pass &&
+                        passes.back().stage == s.stage &&
+                        passes.back().micro_batch == s.micro_batch;
+      if (!same)
+        passes.push_back({.pass = s.pass,
+                          .stage = s.stage,
+                          .micro_batch = s.micro_batch,
+                          .begin_ms = (s.begin_us - w.begin_us) / 1e3});
+      passes.back().end_ms = (s.end_us - w.begin_us) / 1e3;
+      passes.back().busy_ms += (s.end_us - s.begin_us) / 1e3;
+    }
+  }
+  std::erase_if(out.passes, [](const auto& rank) { return rank.second.empty(); });
+  return out;
+}
+
+std::vector<RankSteps> steps_by_rank(const Trace& trace) {
+  std::vector<RankSteps> all;
+  for (const TraceTrack& track : trace) {
+    if (track.name != kStepTrack) continue;
+    RankSteps r{.rank = track.rank, .least_ms = INFINITY};
+    const auto compute = std::ranges::find_if(trace, [&](const TraceTrack& t) {
+      return t.rank == track.rank && t.name == kComputeTrack;
+    });
+    for (const TraceSpan& s : track.spans) {
+      if (!s.name.starts_with("step ")) continue;
+      const double ms = (s.end_us - s.begin_us) / 1e3;
+      ++r.steps;
+      r.mean_ms += ms;
+      r.least_ms = std::min(r.least_ms, ms), r.most_ms = std::max(r.most_ms, ms);
+      const Window w{s.begin_us, s.end_us};
+      if (compute != trace.end())
+        for (const TraceSpan& c : compute->spans)
+          if (!c.wait) r.busy_ms += w.overlap(c) / 1e3;
+    }
+    if (r.steps == 0) continue;
+    r.mean_ms /= double(r.steps), r.busy_ms /= double(r.steps);
+    all.push_back(r);
+  }
+  return all;
+}
+
 std::string timeline_text(const Trace& all, const TimelineOptions& o) {
   const Trace trace = chosen(all, o.ranks);
   const Window w = window_of(all, o);

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -34,6 +35,40 @@ Trace read_trace(const std::filesystem::path& path);
 inline constexpr const char* kStepTrack = "steps";
 // The track of the compute stream.
 inline constexpr const char* kComputeTrack = "compute";
+
+// A pass as a rank has run it.
+struct PassRun {
+  std::string pass;
+  int64_t stage = 0, micro_batch = 0;
+  double begin_ms = 0, end_ms = 0;  // from the begin of the timeline on
+  double busy_ms = 0;               // without waits
+};
+
+// A step of a trace, as pictures show it.
+struct StepTimeline {
+  std::string name;  // "step 12"; "" if the trace names no steps
+  double ms = 0;
+  struct Row {
+    int64_t rank = 0;
+    std::string stream;
+    std::string cells;  // a letter for each part of the time, as in timeline_text()
+    double busy = 0;    // the share of the time
+  };
+  std::vector<Row> rows;
+  std::map<char, std::string> legend;              // of the letters
+  std::map<int64_t, std::vector<PassRun>> passes;  // by rank, in the order of their begin
+};
+// `step` unset: the last one. The rows have `cells` letters. Throws UserError for a step that the
+// trace does not have.
+StepTimeline step_timeline(const Trace& trace, std::optional<int64_t> step, size_t cells);
+
+// The steps of a rank in a trace, as its host has seen them.
+struct RankSteps {
+  int64_t rank = 0, steps = 0;
+  double mean_ms = 0, least_ms = 0, most_ms = 0;
+  double busy_ms = 0;  // of the compute stream in a step
+};
+std::vector<RankSteps> steps_by_rank(const Trace& trace);
 
 struct TimelineOptions {
   std::optional<int64_t> step;           // unset, and without a time: the last step

@@ -116,8 +116,9 @@ std::vector<SettingDifference> differences_of(const Recipe& a, const Recipe& b,
 }
 
 // Where a run writes, and which checkpoint it loads.
-const std::set<std::string> kOfFiles{"train.run_dir", "train.tensorboard_dir", "checkpoint.load",
-                                     "checkpoint.dir", "debug.trace"};
+const std::set<std::string> kOfFiles{"train.run_dir",   "train.tensorboard_dir",
+                                     "checkpoint.load", "checkpoint.dir",
+                                     "debug.trace",     "debug.trace_steps"};
 
 // Loads the printed recipe of this run.
 std::optional<Recipe> read_present(const recipe::ModelSource& models, const std::string& text) {

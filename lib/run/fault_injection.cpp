@@ -23,9 +23,13 @@ using plan::FaultOptions;
 
 // On stderr at once: the rank may not live on.
 void announce(const FaultOptions& f) {
+  std::string where;  // `slow` has no place
+  if (f.phase)
+    where = fmt::format(" in phase {}", enum_name(*f.phase));
+  else if (!f.launch.empty())
+    where = " at " + f.launch;
   const std::string text =
-      fmt::format("mtrain: debug.fault: {} on rank {} {}\n", enum_name(f.kind), f.rank,
-                  f.phase ? fmt::format("in phase {}", enum_name(*f.phase)) : "at " + f.launch);
+      fmt::format("mtrain: debug.fault: {} on rank {}{}\n", enum_name(f.kind), f.rank, where);
   [[maybe_unused]] const auto n = ::write(STDERR_FILENO, text.data(), text.size());
 }
 

@@ -117,6 +117,7 @@ void Reporter::step(const train::StepStats& s, const StepFigures& figures) {
   const int64_t last = trainer_.last_step();
   const bool stays = s.step % train.log_every == 0 || s.step == last;
   const bool scaled = trainer_.plan().loss_scale.on;
+  if (const std::string text = clock_.look(); !text.empty()) note(text);
   note_skipped(s);
   progress_.update({.step = s.step,
                     .total = last,

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "observe/exposure.h"
+#include "run/host_clocks.h"
 #include "run/start_banner.h"
 #include "run/step_times.h"
 #include "train/trainer.h"
@@ -86,6 +87,7 @@ class Reporter {
   // such steps.
   std::unique_ptr<observe::Profile> profile_, warm_profile_;
   Clock::time_point started_;
+  ClockWatch clock_;
   // The steps, tokens, skipped steps, failed saves and communication of this process.
   int64_t steps_ = 0, tokens_ = 0, spikes_ = 0, failed_saves_ = 0, skipped_saves_ = 0;
   Clock::duration stalled_{0}, stalled_in_step_{0};  // in all, and since the last record

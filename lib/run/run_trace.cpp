@@ -5,6 +5,7 @@
 #include <cstring>
 #include <fstream>
 #include <string>
+#include <utility>
 
 #include "base/error.h"
 
@@ -17,10 +18,16 @@ template <class Clock>
 int64_t now_ns() {
   return std::chrono::nanoseconds(Clock::now().time_since_epoch()).count();
 }
+
+int64_t ns_of(std::chrono::steady_clock::time_point time) {
+  return std::chrono::nanoseconds(time.time_since_epoch()).count();
+}
+
+constexpr int64_t kBetweenMemory = 200'000;  // ns between two values of the counter, at least
 }  // namespace
 
-RunTrace::RunTrace(train::Trainer& trainer, fs::path path)
-    : trainer_(trainer), path_(std::move(path)), trace_(trainer.world().rank()) {
+RunTrace::RunTrace(train::Trainer& trainer, fs::path path, StepRange steps)
+    : trainer_(trainer), path_(std::move(path)), steps_(steps), trace_(trainer.world().rank()) {
   const fs::path own = own_path();
   if (!std::ofstream(own))
     throw UserError(
@@ -32,14 +39,37 @@ RunTrace::RunTrace(train::Trainer& trainer, fs::path path)
                 steady = now_ns<std::chrono::steady_clock>();
   const int64_t origin = std::stoll(trainer_.control().texts(std::to_string(day))[0]);
   trace_.set_origin(steady - (day - origin));
+  trace_.set_recording(steps_.contains(trainer_.steps_done() + 1));
 }
 
-void RunTrace::step_begins() { step_began_ns_ = now_ns<std::chrono::steady_clock>(); }
+void RunTrace::add_start(const char* name, const train::HostInterval& time) {
+  trace_.record_step(name, ns_of(time.begin), ns_of(time.end));
+}
+
+void RunTrace::step_begins(int64_t step) {
+  const bool traced = steps_.contains(step) && !finished_;
+  trace_.set_recording(traced);
+  begun_ = begun_ || traced;
+  step_began_ns_ = now_ns<std::chrono::steady_clock>();
+}
 
 void RunTrace::step_done(int64_t step) {
   const int64_t now = now_ns<std::chrono::steady_clock>();
+  for (const train::HostInterval& load : trainer_.data_loads())
+    trace_.record_step("load data", ns_of(load.begin), ns_of(load.end));
   trace_.record_step(fmt::format("step {}", step), step_began_ns_, now);
-  trace_.record_bytes("memory", now, trainer_.device().allocator().total().current);
+  record_memory(now);
+}
+
+void RunTrace::record(const device::Timing& t) {
+  trace_.record(t);
+  const int64_t now = now_ns<std::chrono::steady_clock>(), before = memory_at_ns_;
+  if (now - before >= kBetweenMemory) record_memory(now);
+}
+
+void RunTrace::record_memory(int64_t at_ns) {
+  memory_at_ns_ = at_ns;
+  trace_.record_bytes("memory", at_ns, trainer_.device().allocator().total().current);
 }
 
 RunTrace::Span::Span(RunTrace* trace, const char* name) : trace_(trace), name_(name) {
@@ -66,7 +96,17 @@ fs::path RunTrace::own_path() const {
 }
 
 std::string RunTrace::finish() {
+  if (std::exchange(finished_, true)) return "";
   const int ranks = trainer_.world().size(), rank = trainer_.world().rank();
+  if (!begun_ && steps_ != StepRange()) {
+    std::error_code none;
+    fs::remove(own_path(), none);
+    return rank == 0 ? fmt::format(
+                           "warning: no trace: this start has made no step of "
+                           "debug.trace_steps, which begins at step {}",
+                           steps_.first)
+                     : "";
+  }
   std::string problem;  // logged; does not end the run
   try {
     trace_.write(own_path());

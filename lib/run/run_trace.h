@@ -1,25 +1,32 @@
 // Records the trace of a run. Every rank records its launches; at the end all are merged into one
 // file.
 #pragma once
+#include <atomic>
 #include <filesystem>
 #include <string>
 
+#include "base/step_range.h"
 #include "observe/chrome_trace.h"
 #include "train/trainer.h"
 
 namespace mtrain::run {
 
-class RunTrace {
+class RunTrace : private device::TimingSink {
  public:
   // All ranks must call it, since it aligns their clocks with rank 0's. Throws UserError if the
   // file cannot be written.
-  RunTrace(train::Trainer& trainer, std::filesystem::path path);
+  RunTrace(train::Trainer& trainer, std::filesystem::path path, StepRange steps);
   ~RunTrace();  // ends the timing of launches
 
-  device::TimingSink& sink() { return trace_; }
-  // These record a step as seen by the host, on a separate track.
-  void step_begins();
+  device::TimingSink& sink() { return *this; }
+  // What the trace has of a step: as seen by the host, on a separate track. Outside of its steps it
+  // records nothing.
+  void step_begins(int64_t step);
   void step_done(int64_t step);
+  // Whether the trace is complete after this step, and not yet written.
+  bool ends_after(int64_t step) const { return !finished_ && step == steps_.last; }
+  // Adds what the host has done before the first step, unless the trace begins at a later one.
+  void add_start(const char* name, const train::HostInterval& time);
   // Records what the host does besides steps, such as a save, while the object lives.
   class Span {
    public:
@@ -33,7 +40,7 @@ class RunTrace {
     const char* name_;
     int64_t began_ns_ = 0;
   };
-  // Writes the trace. All ranks must call it. Returns on rank 0 a line for the log about the
+  // Writes the trace, once. All ranks must call it. Returns on rank 0 a line for the log about the
   // written file, or why nothing was written; returns an empty text on the others.
   std::string finish();
 
@@ -41,11 +48,18 @@ class RunTrace {
   std::filesystem::path part_of(int rank) const;
   std::filesystem::path own_path() const;
   std::string merge();
+  void record(const device::Timing& timing) override;
+  void waited(const device::Waiting& waiting) override { trace_.waited(waiting); }
+  void record_memory(int64_t at_ns);
 
   train::Trainer& trainer_;
   const std::filesystem::path path_;
+  const StepRange steps_;
   observe::ChromeTrace trace_;
+  std::atomic<int64_t> memory_at_ns_ = 0;  // of the last value of the memory counter
   int64_t step_began_ns_ = 0;
+  bool begun_ = false,
+       finished_ = false;  // whether a step was recorded; whether finish() was called
 };
 
 }  // namespace mtrain::run

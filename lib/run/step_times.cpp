@@ -30,9 +30,9 @@ StepTimes::StepTimes(train::Trainer& trainer)
 
 StepTimes::~StepTimes() { trainer_.device().set_timing_sink(nullptr); }
 
-void StepTimes::add_sink(device::TimingSink& sink) {
+void StepTimes::add_sink(device::TimingSink& sink, StepRange steps) {
   sinks_.push_back(&sink);
-  times_all_ = true;
+  times_all_.push_back(steps);
 }
 
 void StepTimes::begin() {
@@ -46,7 +46,10 @@ StepFigures StepTimes::step(const train::StepStats& stats) {
                       .timed = exposure_ && timed_};
   last_ = stats.ended;
   ++steps_;
-  time_step(steps_ + 1);  // before the sums are read: turning it off waits for the last times
+  // Before the sums are read: turning the timing off waits for the last times.
+  time_step(steps_ + 1, stats.step + 1);
+  if (finds_stragglers_)
+    operations_.end_step(figures.timed && compares(trainer_.plan().train, steps_));
   if (figures.timed) note_timed(figures);
   if (exposure_ && finds_stragglers_ && steps_ % observe::StragglerFinder::kEvery == 0)
     figures.stragglers = find_stragglers();
@@ -80,8 +83,10 @@ std::optional<observe::StragglerFinder::Check> StepTimes::find_stragglers() {
   return finder_.look(all);
 }
 
-void StepTimes::time_step(int64_t n) {
-  const bool timed = times_all_ || compares(trainer_.plan().train, n);
+void StepTimes::time_step(int64_t n, int64_t step) {
+  const bool timed =
+      compares(trainer_.plan().train, n) ||
+      std::ranges::any_of(times_all_, [&](const StepRange& r) { return r.contains(step); });
   // At each timed step: a GPU then measures from a new origin.
   if (timed || timed_) trainer_.device().set_timing_sink(timed ? tee_.get() : nullptr);
   timed_ = timed;
@@ -96,6 +101,7 @@ StepFigures::Largest StepTimes::largest(const StepFigures& own) const {
 
 void StepTimes::pause() {
   last_ = std::chrono::steady_clock::now();
+  operations_.end_step(false);
   if (!exposure_) return;
   exposure_->take();
   exposure_->take_compute_ns();

@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/step_range.h"
 #include "comm/host_collectives.h"
 #include "observe/exposure.h"
 #include "observe/profile.h"
@@ -39,8 +40,9 @@ class StepTimes {
   StepTimes(const StepTimes&) = delete;
   StepTimes& operator=(const StepTimes&) = delete;
 
-  // Gives the times of all launches of all steps to `sink`, too. Call it before begin().
-  void add_sink(device::TimingSink& sink);
+  // Gives the times of all launches of these steps to `sink`, too, and some of other steps. Call it
+  // before begin().
+  void add_sink(device::TimingSink& sink, StepRange steps = {});
   void begin();  // before the first step
   // Ends a step. All ranks must call it: they compare their figures after a timed step.
   StepFigures step(const train::StepStats& stats);
@@ -49,7 +51,8 @@ class StepTimes {
 
  private:
   void note_timed(StepFigures& figures);
-  void time_step(int64_t n);  // turns the timing of launches on or off for step n of this process
+  // Turns the timing of launches on or off for step n of this process; `step` is its number.
+  void time_step(int64_t n, int64_t step);
   StepFigures::Largest largest(const StepFigures& own) const;
   // Compares the times in which the ranks have computed. All ranks call it.
   std::optional<observe::StragglerFinder::Check> find_stragglers();
@@ -63,8 +66,9 @@ class StepTimes {
   std::vector<device::TimingSink*> sinks_;
   std::unique_ptr<observe::TeeSink> tee_;  // of all sinks; null without any
   std::chrono::steady_clock::time_point last_;
-  int64_t steps_ = 0;                      // of this process
-  bool times_all_ = false, timed_ = true;  // whether all steps are timed, and the current one
+  int64_t steps_ = 0;                 // of this process
+  std::vector<StepRange> times_all_;  // the steps that are timed in any case
+  bool timed_ = true;                 // whether the current step is
 };
 
 }  // namespace mtrain::run

@@ -73,6 +73,7 @@ void Trainer::change_weights(const std::function<void()>& write) {
 
 StepStats Trainer::step(bool run_ahead) {
   if (begin_failure_) std::rethrow_exception(std::exchange(begin_failure_, {}));
+  loads_.clear();
   const Begun now = begun_.number ? std::exchange(begun_, {}) : begin_step(step_ + 1);
   const int64_t batch = plan_.train.global_batch_size;
   // A step of the schedule is a number of samples: those of a batch. The quotient is exact if the
@@ -369,8 +370,10 @@ Trainer::TokenCount Trainer::count_tokens(int64_t step, const std::vector<data::
 std::vector<data::Batch> Trainer::global_batch(int64_t step) {
   if (std::exchange(prepared_step_, 0) == step) return std::exchange(prepared_, {});
   std::vector<data::Batch> batches;
+  const auto begin = std::chrono::steady_clock::now();
   for (int64_t k = 0; k < loader_.micro_batches(); ++k)
     batches.push_back(share_of(loader_.micro_batch(step - 1, k)));
+  loads_.push_back({begin, std::chrono::steady_clock::now()});
   return batches;
 }
 

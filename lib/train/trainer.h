@@ -67,6 +67,11 @@ struct TrainerParts {
   std::shared_ptr<const data::Dataset> data;
 };
 
+// A time of the host.
+struct HostInterval {
+  std::chrono::steady_clock::time_point begin, end;
+};
+
 class Trainer {
  public:
   explicit Trainer(TrainerParts parts);
@@ -92,6 +97,9 @@ class Trainer {
   // Sets weights outside of a step. `write` sets those that this rank owns
   // (ParamStore::set_master). All ranks must call it.
   void change_weights(const std::function<void()>& write);
+
+  // When the host has made batches during the last step: its own, or those of the next one.
+  const std::vector<HostInterval>& data_loads() const { return loads_; }
 
   int64_t steps_done() const { return step_; }
   int64_t samples_done() const { return samples_; }
@@ -221,6 +229,7 @@ class Trainer {
   RouterState routers_;
   model::ExpertsOfStep experts_;           // of the last step; unused by a dense model
   std::chrono::nanoseconds host_wait_{0};  // ExpertsOfStep::host_wait of the last step
+  std::vector<HostInterval> loads_;        // data_loads()
   int64_t prepared_step_ = 0;              // the step of prepared_; 0: none
   std::vector<data::Batch> prepared_;
   int64_t counted_step_ = 0;  // the step whose tokens DataParallel::begin_sum() counts; 0: none

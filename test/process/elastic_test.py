@@ -515,6 +515,16 @@ def too_few(expected):
     print("too few ranks: a clear end")
 
 
+def ranks_of_events():
+    """The second host never comes: an event has the ranks that the job has, not the most that it may have."""
+    job = Job("events", "1:2", "train.steps=4", f'launch.on_event=[sh, -c, "cat >>{WORK}/events/sent"]').start(0)
+    job.finish()
+    sent = [json.loads(line) for line in (WORK / "events/sent").read_text().splitlines()]
+    if [(e["event"], e["ranks"]) for e in sent] != [("start", 2), ("end", 2)]:
+        job.fail(f"the events are {sent}")
+    print("an event has the ranks of its start")
+
+
 def main():
     global SHARED
     SHARED = set(os.listdir("/dev/shm"))
@@ -529,7 +539,7 @@ def main():
     cases = {"rank": lambda: rank_of_another_host(expected), "early": lambda: rank_before_the_meeting(expected),
              "lost": lambda: lost_and_back(expected), "networks": lambda: networks(expected), "spares": lambda: spares(expected),
              "stopped": lambda: stopped_leader(expected), "hung": lambda: hung_host(expected), "joiner": lambda: bad_joiner(expected), "stranger": lambda: stranger(expected), "spike": spike_event, "faults": several_faults, "signals": signals, "host0": host_0,
-             "alike": alike, "few": lambda: too_few(expected)}
+             "events": ranks_of_events, "alike": alike, "few": lambda: too_few(expected)}
     try:
         for name, case in cases.items():
             if name in only or (not only and (nightly or name not in NIGHTLY)):

@@ -238,6 +238,30 @@ def run_cell(kind, phase, rank):
     return cell
 
 
+def records(run):
+    """The loss of each step, and the steps that were skipped."""
+    found = [json.loads(line) for line in (WORK / run / "metrics.jsonl").read_text().splitlines()]
+    return ({r["step"]: r["loss"] for r in found if "loss" in r}, [r["step"] for r in found if r.get("skipped")])
+
+
+def skip_steps():
+    """NaN and a spike are skipped (train.on_spike): on one rank, on two, and by a run that resumes between them."""
+    faults = "debug.fault=[{kind: nan, phase: backward, step: 4}, {kind: spike, phase: backward, step: 19, factor: 1e6}]"
+    settings = ["train.steps=24", "train.on_spike=skip", "train.spike_factor=20", faults]
+    for run, more, ranks in (("skip-alone", [], 1), ("skip-straight", [], 2), ("skip-resumed", ["train.exit_interval=18"], 2),
+                             ("skip-resumed", ["checkpoint.load=latest"], 2)):
+        job = Job(run, *settings, *more, ranks=ranks)
+        expect(job.end(60) == 0, f"{run} fails", job)
+        if not more:
+            expect(job.find("2 of 24 steps skipped"), "the closing lines do not count the skipped steps", job)
+    (alone, skipped), straight, resumed = records("skip-alone"), records("skip-straight"), records("skip-resumed")
+    if skipped != [4, 19] or straight != resumed or straight[1] != skipped:
+        raise Failure(f"skipped steps: {skipped}, {straight[1]}, {resumed[1]}")
+    far = [step for step in alone if abs(alone[step] - straight[0][step]) > 1e-5 * alone[step]]
+    if far or alone == reference("long"):
+        raise Failure(f"losses of steps {far} differ from those of a single rank, or skipping has no effect")
+
+
 def reference(which):
     return losses(f"straight-{which}")
 
@@ -297,6 +321,12 @@ def main():
             print("FAILED: " + failures[-1], flush=True)
 
     began = time.monotonic()
+    if not options.only:
+        try:
+            skip_steps()
+        except Failure as e:
+            failures.append(str(e))
+            print(f"FAILED: skipped steps: {e}", flush=True)
     with concurrent.futures.ThreadPoolExecutor(1 if options.table else options.jobs) as pool:
         list(pool.map(attempt, cells))
     if options.table:

@@ -72,6 +72,8 @@ def text(data):
 PAYLOADS = [text(b"recipe") + text(b""), text(b"start") + text(b"7"), text(b"begun/1") + text(b"1"),
             text(b"") + text(b"rank 1 gave up: a stranger"), text(b"arrived/0") + text(b"a stranger"),
             text(b"process/0") + text(b"1 1"), text(b"channel/dp:0,1") + text(b"/etc/passwd"),
+            text(b"news/first") + text(b"1"), text(b"news/1") + text(b'{"kind": "kill", "round": 0}'),
+            text(b"launcher/0/x") + text(b'{"state": "failed", "node": 0, "ranks": 2}'),
             text(b"x" * 70000) + text(b""), b"\xff" * 8, b"\x00\xff\xff\xff" + b"x" * 60000]
 REQUESTS = [bytes([operation]) + payload for operation in b"SGAF?\x00\xff" for payload in PAYLOADS]
 

@@ -1,5 +1,6 @@
 #include <sys/resource.h>
 #include <chrono>
+#include <cmath>
 #include <fstream>
 
 #include <catch2/catch.hpp>
@@ -67,6 +68,22 @@ TEST_CASE("each check has its verdict and a hint") {
     CHECK(c.hint.empty() == (row.verdict == Verdict::unknown));
     CHECK(faults_of(judge_host(facts, 2)).size() == (row.verdict == Verdict::fault ? 1 : 0));
   }
+}
+
+TEST_CASE("a clock is compared with that of host 0, and a difference is told in seconds") {
+  const auto checks = compare_clocks(
+      {{"a", 1e9}, {"b", 1e9 + 1.5}, {"c", 1e9 - 3600.25}, {"d", 1e9 + 2.5}, {"e", NAN}});
+  REQUIRE(checks.size() == 4);
+  CHECK(checks[0].name == "clock of b");
+  CHECK((checks[0].verdict == Verdict::good && checks[0].hint.empty()));
+  CHECK(checks[1].value == "3600.2 s earlier than that of a");
+  CHECK(checks[2].value == "2.5 s later than that of a");
+  for (size_t i = 1; i < 4; ++i) {
+    CHECK(checks[i].verdict == Verdict::warn);
+    CHECK_THAT(checks[i].hint, Contains("time service"));
+  }
+  CHECK(compare_clocks({{"a", 5}}).empty());
+  CHECK(compare_clocks({}).empty());
 }
 
 TEST_CASE("a process that may raise its limit of open files is not refused") {

@@ -21,7 +21,6 @@
 #include "observe/metric_keys.h"
 #include "observe/metrics.h"
 #include "observe/profile.h"
-#include "observe/timeline.h"
 #include "test/support/temporary_folder.h"
 
 namespace observe_records_test {
@@ -146,6 +145,55 @@ TEST_CASE("spans of a trace carry their pass, stage, micro-batch and bytes, and 
   CHECK(args.at("c") == sent);
   CHECK(args.at("d") == json{{"pass", "UNSHARD"}, {"stage", 1}});
   CHECK(args.at("wait for tp") == of("F", 3, 12));
+}
+
+TEST_CASE("arrows lead from the begin of a send to the last moment of its receive") {
+  const TemporaryFolder folder;
+  const auto ends = [](std::vector<device::MessageEnd> list) {
+    return std::make_shared<const device::MessageEnds>(std::move(list));
+  };
+  const device::StreamKind pp = device::StreamKind::pp;
+  ChromeTrace first(0), second(1);
+  first.set_origin(0);
+  second.set_origin(0);
+  first.record({"send", pp, 1000, 5000, 64, 1500, false, "", ends({{7, true}})});
+  first.record({"exchange", pp, 6000, 8000, 64, 0, false, "", ends({{8, true}, {9, false}})});
+  second.record({"receive", pp, 2000, 6000, 0, 0, false, "", ends({{7, false}})});
+  second.record({"receive", pp, 7000, 7000, 0, 0, false, "", ends({{8, false}})});
+  second.record({"send", pp, 8000, 8500, 64, 0, false, "", ends({{10, true}})});
+  first.write(folder / "0");
+  second.write(folder / "1");
+  merge_traces(folder / "all.json", {folder / "0", folder / "1"});
+  const json all = json::parse(read_file(folder / "all.json"));
+  std::map<std::string, json> sent, received;
+  for (const json& e : events_of(all, "s")) sent[e.at("id")] = e;
+  for (const json& e : events_of(all, "f")) received[e.at("id")] = e;
+  // The messages 9 and 10 have only one end in these parts.
+  REQUIRE((sent.size() == 2 && received.size() == 2));
+  const auto check = [&](const std::string& id, double from, double to) {
+    CAPTURE(id);
+    CHECK(sent.at(id).at("ts") == from);
+    CHECK(sent.at(id).at("pid") == 0);
+    CHECK(received.at(id).at("ts") == to);
+    CHECK(received.at(id).at("pid") == 1);
+    CHECK(received.at(id).at("bp") == "e");
+  };
+  check("0x0000000000000007", 2.5, 5.999);
+  check("0x0000000000000008", 6, 7);
+  CHECK(events_of(all, "X").size() == 6);
+}
+
+TEST_CASE("a trace ignores what happens while it does not record") {
+  ChromeTrace trace;
+  trace.set_recording(false);
+  trace.record({"a", device::StreamKind::compute, 0, 5});
+  trace.waited({device::StreamKind::compute, device::StreamKind::tp, 9000, 12000});
+  trace.record_step("step 1", 0, 9);
+  trace.record_bytes("memory", 2, 4096);
+  CHECK(trace.events() == 0);
+  trace.set_recording(true);
+  trace.record({"a", device::StreamKind::compute, 0, 5});
+  CHECK(trace.events() == 1);
 }
 
 TEST_CASE("times in a trace are exact to the nanosecond") {
@@ -534,71 +582,6 @@ TEST_CASE("communication of pairs is also summed by itself") {
   CHECK(exposure_text(sums) ==
         "ep: 1.9e-06 s at work, 9e-07 s of it in pairs, 8.9e-07 s exposed (47 %), 9e-08 s of it in "
         "pairs, 5e-08 s idle, 128 B");
-}
-
-TEST_CASE("a trace is shown as text: who was at work when") {
-  const TemporaryFolder folder;
-  const auto path = folder / "trace.json";
-  {
-    ChromeTrace trace(3);
-    const auto record = [&](const char* name, device::StreamId stream, int64_t begin, int64_t end) {
-      trace.record({name, stream, begin * 1'000'000, end * 1'000'000, 0});
-    };
-    trace.set_origin(0);
-    trace.record_step("step 1", 0, 100'000'000);
-    trace.record_step("step 2", 100'000'000, 200'000'000);
-    trace.record_step("save", 200'000'000, 300'000'000);  // not a step: it is not shown by default
-    record("matmul_fc1_fwd", device::StreamKind::compute, 10, 90);
-    record("matmul_fc1_fwd", device::StreamKind::compute, 100, 130);
-    record("attention_fwd", device::StreamKind::compute, 130, 140);
-    record("all_gather", device::StreamKind::tp, 120, 175);
-    record("matmul_fc1_bwd", device::StreamKind::compute, 170, 200);
-    trace.write(path);
-  }
-  const Trace trace = read_trace(path);
-  REQUIRE(trace.size() == 3);
-  // 20 columns of 5 ms beside "rank 3 compute " and "  100 %".
-  const auto lines = [&](TimelineOptions o) {
-    o.columns = 42;
-    return timeline_text(trace, o);
-  };
-  CHECK(lines({}) ==
-        "100.000 ms from 100.000 ms on; a column is 5.000 ms\n"
-        "rank 3 compute mmmmmmaa......mmmmmm   70 %\n"
-        "            tp ....GGGGGGGGGGG.....   55 %\n"
-        "m matmul 60.0 ms, G all_gather 55.0 ms\n"
-        "a attention 10.0 ms\n");
-  CHECK_THAT(lines({.step = 1}), Contains("rank 3 compute ..mmmmmmmmmmmmmmmm..   80 %\n"));
-  CHECK_THAT(lines({.step = 1}), !Contains("tp"));  // nothing to show
-  CHECK_THAT(lines({.from_ms = 0, .to_ms = 200}), Contains("200.000 ms from 0.000 ms on"));
-  CHECK_THROWS_WITH(lines({.step = 3}), Contains("no step 3") && Contains("step 1 to step 2"));
-  CHECK_THROWS_WITH(lines({.ranks = {0}}), Contains("no rank 0"));
-  CHECK_THROWS_WITH(lines({.from_ms = 5, .to_ms = 5}), Contains("is not a time span"));
-
-  // A rank's passes are above its streams, and a wait is not work.
-  {
-    ChromeTrace passes;
-    const auto record = [&](const char* scope, int64_t begin, int64_t end) {
-      passes.record({"matmul_fc1_fwd", device::StreamKind::compute, begin * 1'000'000,
-                     end * 1'000'000, 0, 0, false, scope});
-    };
-    passes.set_origin(0);
-    record("0F0", 0, 20), record("0F1", 20, 40), record("0B0", 50, 90);
-    record("weights of 0B0", 90, 100);
-    passes.waited({device::StreamKind::compute, device::StreamKind::pp_recv, 40'000'000, 50'000'000,
-                   false, "0B0"});
-    passes.write(path);
-  }
-  const std::string of_passes = timeline_text(read_trace(path), {.columns = 42});
-  CHECK_THAT(of_passes, Contains("rank 0  passes F0--F1--..B0------W0\n"
-                                 "       compute mmmmmmmm--mmmmmmmmmm   90 %\n"));
-  CHECK_THAT(of_passes, Contains("F3 forward of micro-batch 3") && Contains("- waits 10.0 ms"));
-
-  write_file_atomic(path, "{\"traceEvents\":[");
-  CHECK_THROWS_WITH(read_trace(path), Contains("not JSON at byte 17"));
-  write_file_atomic(path, "[1, {\"a\": {\"ph\": 3}}]");
-  CHECK_THROWS_WITH(read_trace(path), Contains("no events"));
-  CHECK_THROWS_WITH(read_trace(folder / "none"), Contains("cannot open"));
 }
 
 }  // namespace observe_records_test

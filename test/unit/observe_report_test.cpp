@@ -178,6 +178,30 @@ TEST_CASE("texts of runs and recipes cannot end the script that holds them") {
   CHECK(for_script("{\"a\":\"<b></b>\"}") == "{\"a\":\"\\u003cb>\\u003c/b>\"}");
 }
 
+TEST_CASE("a page has the lanes and bars that it is given, and stays small") {
+  const TemporaryFolder folder;
+  const RunFile run{.name = "a", .path = write(folder / "a", "{\"step\":1,\"loss\":1}\n")};
+  ReportLanes lanes{.title = "Streams", .note = "</script>", .ms = 12.5};
+  lanes.lanes.push_back({.name = "0 compute", .cells = "mm-.", .boxes = {}});
+  lanes.lanes.push_back({.name = "rank 1",
+                         .cells = "",
+                         .boxes = {{.begin_ms = 0.25, .end_ms = kNan, .kind = "F", .text = "3"}}});
+  lanes.legend = {{"m", "matmul"}};
+  ReportBars bars{
+      .title = "Steps", .axis = "rank", .unit = "ms", .note = "", .labels = {"0"}, .sets = {}};
+  bars.sets = {{"mean", {1.5}}};
+  const std::string page = report_html({.runs = {run}, .lanes = {lanes}, .bars = {bars}});
+  const json data = data_of(page);
+  CHECK(data["lanes"][0]["title"] == "Streams");
+  CHECK(data["lanes"][0]["note"] == "</script>");
+  CHECK(data["lanes"][0]["ms"] == 12.5);
+  CHECK(data["lanes"][0]["legend"] == json::parse(R"([["m", "matmul"]])"));
+  CHECK(data["lanes"][0]["lanes"][0]["cells"] == "mm-.");
+  CHECK(data["lanes"][0]["lanes"][1]["boxes"] == json::parse(R"([[0.25, null, "F", "3"]])"));
+  CHECK(data["bars"][0]["sets"] == json::parse(R"([{"name": "mean", "values": [1.5]}])"));
+  CHECK(data_of(page_of({run}))["lanes"].empty());
+}
+
 TEST_CASE("a page loads nothing") {
   const TemporaryFolder folder;
   const std::string page =

@@ -117,4 +117,24 @@ TEST_CASE("a rank's work travels as text") {
   CHECK(parse_work(print_work(RankWork{.step_s = 1})).operations.empty());
 }
 
+TEST_CASE("only the launches of steps that are compared count for an operation") {
+  OperationTimes times;
+  const auto record = [&](const char* name, int64_t ns) {
+    times.record({name, device::StreamKind::compute, 0, ns});
+  };
+  for (int step = 0; step < 4; ++step) {
+    record("matmul_fwd", 2'000'000);
+    record("adamw", 1'000'000);
+    times.end_step(step % 2 == 0);
+    record("cross_entropy", 50'000'000);  // an evaluation
+    times.end_step(false);
+  }
+  record("matmul_fwd", 9'000'000);  // its step has not ended
+  const auto seconds = times.take(2);
+  REQUIRE(seconds.size() == 2);
+  CHECK(seconds.at("matmul_fwd") == Approx(2e-3));
+  CHECK(seconds.at("adamw") == Approx(1e-3));
+  CHECK(times.take(1).empty());
+}
+
 }  // namespace observe_stragglers_test

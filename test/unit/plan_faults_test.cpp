@@ -1,4 +1,5 @@
 // Tests which faults on purpose (debug.fault) a recipe can ask for.
+#include "base/step_range.h"
 #include "interchange/model_source.h"
 #include "plan/run_plan.h"
 #include "recipe_cases.h"
@@ -91,6 +92,26 @@ TEST_CASE("faults that cannot be are refused with what can") {
   CHECK(count(all, Severity::error) == 2);
   CHECK_THAT(listed(all), Catch::Contains("fault 1: `kill` needs a phase") &&
                               Catch::Contains("fault 2: `slow` needs a factor"));
+}
+
+TEST_CASE("the steps of a trace are a range of steps, and need a trace") {
+  CHECK(parse_step_range("10:20") == StepRange{10, 20});
+  CHECK(parse_step_range("10") == StepRange{10, 10});
+  CHECK(parse_step_range("10:") == StepRange{.first = 10});
+  CHECK(parse_step_range(":20") == StepRange{1, 20});
+  CHECK_FALSE(parse_step_range(""));
+  CHECK((StepRange{10, 20}.contains(10) && StepRange{10, 20}.contains(20)));
+  CHECK_FALSE((StepRange{10, 20}.contains(9) || StepRange{10, 20}.contains(21)));
+  for (const char* wrong : {":", "0:3", "-1:3", "20:10", "a", "3:b", "1:2:3", " 1", "1 ", "1.5",
+                            "+3", "1e3", "99999999999999999999", "1:99999999999999999999"}) {
+    CAPTURE(wrong);
+    CHECK_FALSE(parse_step_range(wrong));
+    expect_error({.what = wrong,
+                  .set = {"debug.trace=t.json", fmt::format("debug.trace_steps=\"{}\"", wrong)}},
+                 "debug.trace_steps", "is not a range of steps");
+  }
+  expect_error({.what = "no trace", .set = {"debug.trace_steps=2:3"}}, "debug.trace_steps",
+               "no trace is written");
 }
 
 }  // namespace plan_faults_test

@@ -101,9 +101,9 @@ const std::vector<Base>& bases() {
       {4, {"train.device=cuda", "distributed.tp_size=2", "distributed.strategy=megatron_ddp"}},
       {8, {"train.device=cuda", "distributed.strategy=fsdp2", "ddp.nccl_ub=true"}},
       {1,
-       {"debug.fault.at=adamw", "dataset.validation=y", "validation.every_steps=20",
-        "checkpoint.every_steps=10", "tokenizer.path=t.json", "checkpoint.load=c",
-        "checkpoint.local.dir=/dev/shm/x"}},
+       {"debug.fault.at=adamw", "debug.trace=t.json", "dataset.validation=y",
+        "validation.every_steps=20", "checkpoint.every_steps=10", "tokenizer.path=t.json",
+        "checkpoint.load=c", "checkpoint.local.dir=/dev/shm/x"}},
   };
   return list;
 }
@@ -226,7 +226,7 @@ std::vector<std::string> other_values(const recipe::SchemaRow& row) {
     case Kind::boolean: return {"true", "false"};
     case Kind::integer: return {"1", "2", "3", "4", "8", "16", "5000", "none"};
     case Kind::number: return {"1e-5", "0.25", "0.5", "1", "2.5", "64", "none"};
-    case Kind::text: return {"other", "latest", "Ettt|tttttL"};
+    case Kind::text: return {"other", "latest", "Ettt|tttttL", "3:4"};
     case Kind::choice: return info.shown;
     case Kind::list:
       if (info.item == Kind::choice) return info.shown;

@@ -174,7 +174,8 @@ class Print {
           environment)
   MEMBERS(CommOptions, backend, timeout_s, link_latency_us, link_gbps, link_streams)
   MEMBERS(FaultOptions, kind, phase, moment, launch, of_save, rank, step, factor)
-  MEMBERS(DebugOptions, trace, faults)
+  MEMBERS(StepRange, first, last)
+  MEMBERS(DebugOptions, trace, trace_steps, faults)
 };
 #undef MEMBERS
 #undef MT_JOIN

@@ -235,7 +235,8 @@ class CpuStream : public StreamBackend {
     if (tag.waits_for)
       sink.waited({id_, *tag.waits_for, begin, end, tag.paired, scope});
     else
-      sink.record({tag.name, id_, begin, end, tag.wire_bytes, idle, tag.paired, scope});
+      sink.record(
+          {tag.name, id_, begin, end, tag.wire_bytes, idle, tag.paired, scope, tag.messages});
   }
 
   const StreamId id_;

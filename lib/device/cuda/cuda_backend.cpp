@@ -129,7 +129,8 @@ class PendingTimings {
   void add(const LaunchTag& tag, std::optional<int64_t> idle_ns, std::unique_ptr<CudaEvent> begin,
            std::unique_ptr<CudaEvent> end) {
     pending_.push_back({tag.name, tag.waits_for, tag.wire_bytes, idle_ns, tag.paired, tag.scope,
-                        tag.sink, clock_->origin(), std::move(begin), std::move(end)});
+                        tag.messages, tag.sink, clock_->origin(), std::move(begin),
+                        std::move(end)});
   }
   void resolve(StreamId stream, bool all) {
     while (!pending_.empty() && (all || pending_.front().end->ready())) {
@@ -140,7 +141,8 @@ class PendingTimings {
       if (e.waits_for)
         e.sink->waited({stream, *e.waits_for, begin, end, e.paired, scope});
       else
-        e.sink->record({e.name, stream, begin, end, e.wire_bytes, e.idle_ns, e.paired, scope});
+        e.sink->record(
+            {e.name, stream, begin, end, e.wire_bytes, e.idle_ns, e.paired, scope, e.messages});
       pending_.pop_front();
     }
   }
@@ -153,6 +155,7 @@ class PendingTimings {
     std::optional<int64_t> idle_ns;
     bool paired;
     std::shared_ptr<const std::string> scope;
+    std::shared_ptr<const MessageEnds> messages;
     TimingSink* sink;
     std::shared_ptr<const CudaClock::Origin> origin;
     std::unique_ptr<CudaEvent> begin, end;

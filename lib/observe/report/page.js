@@ -5,6 +5,7 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const runs = data.runs;
 const several = runs.length > 1;
 const charts = [];
+const pictures = [];  // with lanes
 const dashes = [[], [7, 4], [2, 3], [9, 3, 2, 3], [12, 4], [4, 4]];
 
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -109,7 +110,7 @@ function draw(title, unit, sets, options = {}) {
       normalized: true,
       interaction: { mode: "nearest", axis: "x", intersect: false },
       scales: {
-        x: options.bars ? axis("rank") : axis("step", { type: "linear" }),
+        x: options.bars ? axis(options.axis || "rank") : axis("step", { type: "linear" }),
         y: axis(unit, { type: "linear", beginAtZero: !!options.zero }),
       },
       plugins: {
@@ -135,6 +136,89 @@ function draw(title, unit, sets, options = {}) {
       paint(chart);
     };
   }
+}
+
+// Draws lanes with time from left to right. A lane has letters of equal parts, or boxes.
+function drawLanes(lanes) {
+  const card = element("section", document.getElementById("lanes"));
+  element("h2", card, lanes.title);
+  if (lanes.lanes.length === 0) {
+    element("p", card, lanes.note, "note");
+    return;
+  }
+  const plot = element("div", card);
+  const canvas = element("canvas", plot);
+  canvas.setAttribute("role", "img");
+  canvas.setAttribute("aria-label", lanes.title);
+  const row = 20, below = 22;
+  const height = lanes.lanes.length * row + below;
+  canvas.style.height = `${height}px`;
+  canvas.style.width = "100%";
+  // The first six signs of the legend have a color each, and later ones its lighter shades. Waits
+  // are as faint as the lines of charts.
+  const signs = lanes.legend.map(([sign]) => sign).filter((sign) => sign !== "-");
+  const place = (sign) => Math.max(0, signs.indexOf(sign));
+  const shade = (sign) => (sign === "-" ? css("--line") : color(place(sign)));
+  const strength = (sign) => (sign === "-" ? 1 : 0.55 ** Math.floor(place(sign) / 6));
+  function paintLanes() {
+    const width = plot.clientWidth, ratio = devicePixelRatio || 1;
+    if (width === 0) return;
+    canvas.width = Math.round(width * ratio);
+    canvas.height = Math.round(height * ratio);
+    const ctx = canvas.getContext("2d");
+    ctx.scale(ratio, ratio);
+    ctx.font = "12px system-ui, sans-serif";
+    ctx.textBaseline = "middle";
+    const names = lanes.lanes.map((lane) => ctx.measureText(lane.name).width);
+    const left = Math.min(Math.max(...names) + 8, width / 3), span = width - left - 2;
+    lanes.lanes.forEach((lane, i) => {
+      const top = i * row + 2, tall = row - 4;
+      ctx.fillStyle = css("--ink");
+      ctx.fillText(lane.name, 0, top + tall / 2, left - 6);
+      const size = span / Math.max(1, lane.cells.length);
+      for (let from = 0, to = 0; from < lane.cells.length; from = to) {
+        while (to < lane.cells.length && lane.cells[to] === lane.cells[from]) to += 1;
+        if (lane.cells[from] === ".") continue;
+        const thin = lane.cells[from] === "-" ? tall / 3 : 0;
+        ctx.fillStyle = shade(lane.cells[from]);
+        ctx.globalAlpha = strength(lane.cells[from]);
+        ctx.fillRect(left + from * size, top + thin, (to - from) * size, tall - 2 * thin);
+      }
+      ctx.globalAlpha = 1;
+      for (const [begin, end, kind, text] of lane.boxes) {
+        const x = left + (begin / lanes.ms) * span;
+        const wide = Math.max(0.5, ((end - begin) / lanes.ms) * span);
+        ctx.fillStyle = shade(kind);
+        ctx.fillRect(x, top, wide > 3 ? wide - 1 : wide, tall);
+        if (ctx.measureText(text).width + 4 > wide) continue;
+        ctx.fillStyle = css("--paper");
+        ctx.fillText(text, x + 2, top + tall / 2);
+      }
+    });
+    ctx.fillStyle = css("--faint");
+    ctx.fillText("0", left, height - below / 2);
+    const last = `${value(Number(lanes.ms.toPrecision(4)))} ms`;
+    ctx.fillText(last, width - ctx.measureText(last).width, height - below / 2);
+  }
+  pictures.push({ canvas, paint: paintLanes, lanes });
+  const legend = element("p", card, "", "note");
+  const swatches = lanes.legend.map(([sign, meaning]) => {
+    const item = element("span", legend);
+    const swatch = element("span", item, "", "swatch");
+    item.append(`${meaning}  `);
+    item.style.marginRight = "12px";
+    return [swatch, sign];
+  });
+  pictures.push({
+    canvas: null,
+    paint: () => swatches.forEach(([swatch, sign]) => {
+      swatch.style.background = shade(sign);
+      swatch.style.opacity = strength(sign);
+    }),
+  });
+  if (lanes.note) element("p", card, lanes.note, "note");
+  new ResizeObserver(paintLanes).observe(plot);
+  pictures.slice(-2).forEach((picture) => picture.paint());
 }
 
 function kinds(run, suffix) {
@@ -178,6 +262,10 @@ function drawCharts() {
       label: several ? run.name : "timed steps", hue: i,
       data: ranks.map((rank) => (run.slowest.find((s) => s.rank === rank) || { steps: 0 }).steps),
     }]), { bars: true, labels: ranks.map(String), zero: true });
+  for (const bars of data.bars)
+    draw(bars.title, bars.unit, bars.sets.map((set, i) => ({
+      label: set.name, hue: i, data: set.values,
+    })), { bars: true, labels: bars.labels, zero: true, axis: bars.axis, note: bars.note });
   draw("Loads of experts", "over the mean", lines([
     ["moe.load_max", "largest of an expert"], ["moe.load_cv", "standard deviation"],
     ["moe.rank_load_max", "largest of a rank"],
@@ -232,6 +320,7 @@ const dark = matchMedia("(prefers-color-scheme: dark)");
 function theme(to) {
   document.documentElement.dataset.theme = to;
   charts.forEach(paint);
+  pictures.forEach((picture) => picture.paint());
 }
 theme(dark.matches ? "dark" : "light");
 dark.onchange = () => theme(dark.matches ? "dark" : "light");
@@ -240,3 +329,4 @@ document.getElementById("theme").onclick = () =>
 Chart.defaults.font.family = "system-ui, sans-serif";
 drawTables();
 drawCharts();
+data.lanes.forEach(drawLanes);

@@ -10,6 +10,7 @@
 #include "base/comm_backend.h"
 #include "base/device_kind.h"
 #include "base/fault_kind.h"
+#include "base/step_range.h"
 
 namespace mtrain::plan {
 
@@ -55,6 +56,7 @@ struct FaultOptions {
 
 struct DebugOptions {
   std::optional<std::string> trace;  // the file to which a trace of every launch is written
+  StepRange trace_steps;             // the steps that it has; by default all
   std::vector<FaultOptions> faults;
 };
 

@@ -343,7 +343,9 @@ CommOptions comm_options(const Recipe& r) {
 }
 
 DebugOptions debug_options(const Recipe& r) {
-  return {.trace = r.debug.trace, .faults = fault_options(r)};
+  return {.trace = r.debug.trace,
+          .trace_steps = parse_step_range(r.debug.trace_steps.value_or("")).value_or(StepRange()),
+          .faults = fault_options(r)};
 }
 
 std::vector<FaultOptions> fault_options(const Recipe& r) {

@@ -1,9 +1,10 @@
-// Rules of debug.fault: which faults can be, and in which phase of a run.
+// Rules of debug: which faults can be, in which phase of a run, and which steps a trace can have.
 #include <algorithm>
 #include <vector>
 
 #include <fmt/ranges.h>
 
+#include "base/step_range.h"
 #include "plan/rules/rules.h"
 
 namespace mtrain::plan {
@@ -101,6 +102,15 @@ std::vector<FaultMistake> mistakes_of_run(const FaultConfig& f, Kind kind, const
 }  // namespace
 
 void validate_debug(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
+  if (const auto& steps = r.debug.trace_steps) {
+    diagnostics.require(parse_step_range(*steps).has_value(), {"debug.trace_steps"},
+                        fmt::format("\"{}\" is not a range of steps", *steps),
+                        "steps count from 1; write 10:20 for steps 10 to 20, 10: for all from step "
+                        "10 on, or 10 for one step");
+    diagnostics.require(r.debug.trace.has_value(), {"debug.trace_steps", "debug.trace"},
+                        "chooses the steps of a trace, and no trace is written",
+                        "add --trace t.json (debug.trace)");
+  }
   for (size_t i = 0; i < r.debug.fault.size(); ++i) {
     const FaultConfig& f = r.debug.fault[i];
     if (f.empty()) continue;

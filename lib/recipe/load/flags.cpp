@@ -21,15 +21,15 @@ namespace {
 constexpr std::string_view kOwn[] = {"--recipe",     "--config", "--print-recipe", "--dry-run",
                                      "--world-size", "--trace",  "--profile",      "--verbose",
                                      "--strict",     "--help",   "--version",      "--token_file",
-                                     "--token-file", "--nvtx"};
+                                     "--token-file", "--nvtx",   "--trace-steps"};
 // The commands that do not train.
 constexpr std::string_view kCommands[] = {
     "checkpoint", "compare",  "completion", "data",   "doctor",   "eval",
     "explain",    "export",   "generate",   "import", "parity",   "recipe",
     "report",     "schedule", "schema",     "status", "timeline", "watch"};
 // The options that take the next word as their value.
-constexpr std::string_view kWithValue[] = {"--recipe", "--world-size", "--trace", "--token_file",
-                                           "--token-file"};
+constexpr std::string_view kWithValue[] = {"--recipe",      "--world-size", "--trace",
+                                           "--trace-steps", "--token_file", "--token-file"};
 
 bool is_flag(std::string_view word) {
   return word.size() > 3 && word.starts_with("--") && word[2] != '-';

@@ -30,7 +30,7 @@ struct FaultConfig {
 
 struct DebugConfig {
   bool stream_sanitizer = false;
-  std::optional<std::string> trace;
+  std::optional<std::string> trace, trace_steps;
   bool deterministic = false, strict = false, check_nan = true;
   bool emulate_fp8 = false, own_attention = false, own_grouped_gemm = false, nvtx = false;
   double compute_slowdown = 1;
@@ -41,6 +41,9 @@ struct DebugConfig {
       Field{"stream_sanitizer", &DebugConfig::stream_sanitizer,
             "report two conflicting accesses of a buffer that no event orders"},
       Field{"trace", &DebugConfig::trace, "write a Chrome / Perfetto trace to this file"},
+      Field{"trace_steps", &DebugConfig::trace_steps,
+            "trace only these steps, such as 10:20 (both included), 10: or 10; the file is written "
+            "after the last of them (--trace-steps)"},
       Field{
           "deterministic", &DebugConfig::deterministic,
           "bitwise equal runs on GPUs, too; on CPUs, bf16 GEMMs without bf16 instructions; slower"},
