@@ -20,7 +20,7 @@ import elastic_test as elastic
 from elastic_test import KILLED, LAUNCH, PORTS, WORK, fail
 
 ETCD = shutil.which("etcd")
-NIGHTLY = ["networks"]
+NIGHTLY = ["networks", "cut"]
 
 
 class Etcd:
@@ -368,6 +368,27 @@ def networks(expected):
                   f"differ by {worst:.1e}")
 
 
+def leader_cut_off(expected):
+    """The leader is cut off from the other hosts and from etcd. It must not begin a round of its own, and ends; another one leads."""
+    with elastic.Networks() as hosts:
+        hosts.ip("-n", hosts.switch, "addr", "add", "10.9.1.100/24", "dev", "br0")
+        hosts.ip("-n", hosts.switch, "link", "set", "lo", "up")
+        with Etcd("cut", host="10.9.1.100", within=["ip", "netns", "exec", hosts.switch]) as etcd:
+            job = Job(etcd, "cut", "1:3", "debug.compute_slowdown=60", launcher=["--rdzv_timeout=30"], networks=hosts).start_all(0, 1, 2)
+            job.await_step(KILLED)
+            hosts.cut_off(0)
+            cut_at = time.time()
+            job.await_text(1, "start 1: 4 ranks on hosts ")
+            cut = time.time() - cut_at
+            job.expect_end(0, 1, seconds=90)
+            job.finish()
+            if len(elastic.starts(job, 0)) != 1 or "no start is possible: etcd at" not in job.output(0):
+                job.fail("the leader that was cut off has begun a round, or does not say why it ends")
+            job.expect_once([1, 2], r"mtrain-launch: error: (host 0 \(host0\) is gone: its launcher, which led the job)")
+            worst = job.expect_curve(expected)
+            print(f"the leader is cut off: {cut:.1f} s to the next start of the others; it ends; losses differ by {worst:.1e}")
+
+
 def main():
     if not ETCD:
         fail("etcd is not installed: install it with  apt-get install etcd-server  (or scripts/install-deps.sh --tests)")
@@ -378,7 +399,7 @@ def main():
     cases = {"mistakes": mistakes, "leader": lambda: leader_killed(expected), "restarted": lambda: etcd_restarted(expected),
              "absent": lambda: etcd_absent(expected), "data": lambda: data_lost(expected), "users": lambda: users(expected), "tls": lambda: tls(expected),
              "two": lambda: two_jobs(expected), "token": lambda: shared_token(expected), "fixed": lambda: fixed(expected), "signals": signals,
-             "networks": lambda: networks(expected)}
+             "networks": lambda: networks(expected), "cut": lambda: leader_cut_off(expected)}
     try:
         for name, case in cases.items():
             if name in only or (not only and (nightly or name not in NIGHTLY)):
