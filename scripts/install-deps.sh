@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs the Debian packages that are needed to build mtrain, if they are missing.
 #   scripts/install-deps.sh [--tests] [--check] [--corpus] [--gpu] [--cudnn-frontend] [--cutlass] [--package] [--fuzz]
-#     --tests   also installs what the tests need (Catch2)
+#     --tests   also installs what the tests need (Catch2, etcd)
 #     --check   also installs what scripts/check.sh needs (clang-format, clang-tidy, python3)
 #     --corpus  also installs the text that scripts/quickstart.sh trains on
 #     --gpu     also installs what scripts/carry_build.sh and scripts/gpu_suite.sh need (patchelf, python3, Catch2). nvcc
@@ -91,6 +91,7 @@ if ((need_check)); then
   need_program python3 python3
 fi
 if ((need_fuzz)); then need_program clang++ clang; fi
+if ((need_tests)); then need_program etcd etcd-server; fi
 if ((need_corpus)); then need_program bible bible-kjv; fi
 if ((need_gpu)); then
   need_program patchelf patchelf

@@ -266,6 +266,8 @@ if ((nightly)); then
   fi
   phase "hosts that come and go" python3 -B test/process/elastic_test.py "$(program_path mtrain)" "$(program_path mtrain-launch)" \
     build/release/test/libother_host_name.so --nightly
+  phase "leaders that etcd elects" python3 -B test/process/etcd_test.py "$(program_path mtrain)" "$(program_path mtrain-launch)" \
+    build/release/test/libother_host_name.so --nightly
   phase "faults in every phase" python3 -B test/process/faults_test.py "$(program_path mtrain)" "$(program_path mtrain-launch)" --nightly
   phase "packages of the fuzz targets" scripts/install-deps.sh --fuzz
   phase "build: fuzz" build_fuzzers

@@ -228,8 +228,8 @@ LaunchedRun check_recipe(const TrainOptions& training, launch::AgentOptions& o) 
     return newest_checkpoint(folders, warned);
   };
   o.unsaved = [folders = run_plan.folders] { return unsaved_after(folders); };
-  // One of the hosts writes it, with what its launcher knows.
-  if (o.node == 0)
+  // One of the hosts writes it, with what its launcher knows: the one that leads.
+  if (o.node == 0 || o.etcd)
     o.on_failure = [folders = run_plan.folders](const launch::JobFailure& failure) {
       record_failure(folders.run_dir, failure);
     };
@@ -269,6 +269,9 @@ int run(int argc, char** argv) {
         "--nnodes=MIN:MAX is for trainings of mtrain: no other program can change its "
         "number of ranks",
         fmt::format("write --nnodes={}", o.nodes));
+  if (o.etcd && launched.folders.run_dir.empty())
+    throw UserError("--rdzv_backend=etcd is for trainings of mtrain",
+                    "leave it out, and give --master_addr and --master_port");
   if (!options->token_file.empty())
     o.environment.emplace(launch::kTokenVariable,
                           launch::read_token_file(options->token_file).hex());

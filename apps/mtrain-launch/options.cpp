@@ -68,15 +68,20 @@ void add_ranks_and_hosts(CLI::App& app, Words& w) {
       ->group(group);
   add(app, "rdzv-endpoint", w.endpoint,
       "address and port in one option: host, host:port or [::1]:port; the default port is 29400; "
-      "port 0: a free one")
+      "port 0: a free one; for etcd: host:port,... or https://host:port, by default port 2379")
       ->group(group);
   add(app, "rdzv-backend", w.backend,
-      "store, c10d or static: with each, the ranks meet at the address above")
+      "store, c10d or static: the ranks meet at the address above, and host 0 leads; etcd: the "
+      "address is that of etcd, through which the launchers elect the one that leads, so a job of "
+      "MIN:MAX hosts survives the loss of any host")
       ->group(group);
   add(app, "rdzv-id", w.id,
       "name of the job, the same on every host; ranks see it as TORCHELASTIC_RUN_ID")
       ->group(group);
-  add(app, "rdzv-conf", w.config, "key=value,...; rank=N numbers this host")->group(group);
+  add(app, "rdzv-conf", w.config,
+      "key=value,...; rank=N numbers this host; for etcd: protocol, cacert, cert, key, user, "
+      "password_file")
+      ->group(group);
   add(app, "rdzv-timeout", w.timeout,
       "seconds that a host waits for host 0, and that a job of MIN:MAX hosts waits for enough of "
       "them")
@@ -90,8 +95,9 @@ void add_ranks_and_hosts(CLI::App& app, Words& w) {
       ->type_name("FILE")
       ->group(group);
   add(app, "local-addr", w.local_addr,
-      "address of this host; on host 0 the default of --master_addr; 127.0.0.1: for a test, all "
-      "hosts are this machine")
+      "address of this host; on host 0 the default of --master_addr; with etcd the address at "
+      "which "
+      "other hosts reach this one; 127.0.0.1: for a test, all hosts are this machine")
       ->group(group);
 }
 
@@ -142,7 +148,8 @@ void add_without_effect(CLI::App& app, Words& w) {
   add(app, "signals-to-handle", w.signals,
       "no effect: all signals that ask a job to end are passed to the ranks")
       ->group(group);
-  add(app, "module", w.module, "refused: ranks are programs, not Python modules", "-m")
+  add(app, "module", w.module,
+      "-m mtrain is mtrain itself; other modules are refused: ranks are programs", "-m")
       ->group(group);
   add(app, "run-path", w.run_path, "refused: ranks are programs, not Python scripts")->group(group);
   add(app, "event-log-handler", w.event_log, "refused, except for null")->group(group);
@@ -151,15 +158,30 @@ void add_without_effect(CLI::App& app, Words& w) {
       ->group(group);
 }
 
+// The modules that are mtrain itself: `-m mtrain --recipe r.yaml` is `mtrain --recipe r.yaml`.
+bool is_own_module(const std::string& name) { return name == "mtrain" || name == "mtrain.train"; }
+
+void refuse_python(const Words& w, const std::vector<std::string>& rest) {
+  if (w.run_path)
+    throw UserError("--run_path runs a Python script, but ranks are programs",
+                    "mtrain-launch ... python3 script.py runs one as a program");
+  if (!w.module || (!rest.empty() && is_own_module(rest.front()))) return;
+  const std::string module = rest.empty() ? "MODULE" : rest.front();
+  throw UserError(
+      fmt::format("-m {} runs a Python module, but ranks are programs", module),
+      fmt::format("mtrain needs no module: mtrain-launch ... r.yaml; python3 -m {} after the "
+                  "options runs the module as a program",
+                  module));
+}
+
 void refuse(const Words& w) {
-  if (w.module || w.run_path)
-    throw UserError(fmt::format("--{} runs Python code, but ranks are programs",
-                                w.module ? "module" : "run_path"),
-                    "mtrain-launch ... python3 -m module runs one as a program");
-  if (!w.backend.empty() && w.backend != "store" && w.backend != "c10d" && w.backend != "static")
-    throw UserError(
-        fmt::format("--rdzv_backend={}: ranks can only meet at the store of host 0", w.backend),
-        "use store; c10d and static mean the same");
+  if (w.backend == "etcd-v2")
+    throw UserError("--rdzv_backend=etcd-v2: version 2 of etcd's interface is not supported",
+                    "use etcd, which speaks version 3; etcd 3.4 and later have it");
+  const auto backends = {"", "store", "c10d", "static", "etcd"};
+  if (std::ranges::count(backends, w.backend) == 0)
+    throw UserError(fmt::format("--rdzv_backend={}: not a way to meet", w.backend),
+                    "use store (c10d and static mean the same) or etcd");
   if (!w.numa.empty())
     throw UserError("--numa_binding: mtrain-launch does not bind ranks to NUMA nodes",
                     "start mtrain-launch under numactl or taskset");
@@ -205,8 +227,40 @@ void refuse_misspelt(const CLI::App& app) {
     throw UserError(fmt::format("{}: mtrain-launch has no such option", name), meant);
 }
 
+// Sets how the launchers of several hosts elect one through etcd.
+void set_etcd(const Words& w, const launch::RendezvousConfig& config, LaunchOptions& o) {
+  launch::AgentOptions& a = o.agent;
+  if (w.standalone || a.nodes == 1) {
+    o.warnings.push_back("--rdzv_backend=etcd has no effect for one host");
+    return;
+  }
+  if (w.endpoint.empty())
+    throw UserError("--rdzv_backend=etcd needs the address of etcd",
+                    "--rdzv_endpoint=HOST:2379, or several servers of a cluster with commas");
+  if (w.id.empty())
+    throw UserError("--rdzv_backend=etcd needs the name of the job: one etcd serves many jobs",
+                    "--rdzv_id=NAME, the same on every host");
+  if (!w.master_addr.empty())
+    o.warnings.push_back("--master_addr has no effect with etcd: the launcher that leads has it");
+  a.etcd = launch::parse_etcd(w.endpoint, config);
+  if (!w.local_addr.empty()) a.etcd->own_address = launch::parse_host("--local_addr", w.local_addr);
+  a.master_addr = "localhost";  // for what a host does alone, such as --dry-run
+  a.master_port = w.master_port.value_or(0);
+}
+
 bool is_loopback(const std::string& host) {
   return host == "localhost" || host == "::1" || host.starts_with("127.");
+}
+
+// torchrun numbers hosts itself, or treats each of them as host 0.
+void check_numbered(const Words& w, const launch::RendezvousConfig& config, int nodes) {
+  if (w.node_rank.empty() && !config.node)
+    throw UserError(
+        fmt::format("--node_rank is needed with --nnodes={}: hosts do not number themselves",
+                    nodes),
+        fmt::format("give --node_rank=0 on the host of the address, {} on the other{}",
+                    nodes == 2 ? "--node_rank=1" : fmt::format("1 to {}", nodes - 1),
+                    nodes == 2 ? "" : "s"));
 }
 
 // Sets the address of the rendezvous, and the host's number.
@@ -229,13 +283,25 @@ void set_rendezvous(const Words& w, LaunchOptions& o) {
   } else if (config.node) {
     a.node = *config.node;
   }
+  if (w.standalone && !w.master_addr.empty())
+    o.warnings.push_back(
+        "--master_addr has no effect with --standalone: the ranks meet on this host");
   if (w.standalone && a.nodes > 1)
     throw UserError("--standalone is for one host, but --nnodes is " + std::to_string(a.nodes),
                     "leave one of the two out");
   if (a.node >= a.nodes)
     throw UserError(fmt::format("--node_rank={} is beyond the last of {} hosts", a.node, a.nodes),
                     "hosts are numbered from 0");
-  if (!w.master_addr.empty()) a.master_addr = launch::parse_host("--master_addr", w.master_addr);
+  if (w.backend == "etcd") {
+    set_etcd(w, config, o);
+    if (a.nodes > 1) check_numbered(w, config, a.nodes);
+    return;
+  }
+  if (!config.etcd.empty())
+    o.warnings.push_back(fmt::format("--rdzv_conf: {} has no effect: it is for --rdzv_backend=etcd",
+                                     config.etcd.begin()->first));
+  if (!w.master_addr.empty() && !w.standalone)
+    a.master_addr = launch::parse_host("--master_addr", w.master_addr);
   if (w.master_addr.empty() && w.endpoint.empty() && !w.local_addr.empty()) {
     if (a.node == 0)
       a.master_addr = launch::parse_host("--local_addr", w.local_addr);
@@ -264,14 +330,7 @@ void set_rendezvous(const Words& w, LaunchOptions& o) {
     throw UserError("the ranks of several hosts need a common address to meet",
                     "give --master_addr and --master_port, the same on every host; port 0 is for "
                     "one host");
-  // torchrun numbers hosts itself, or treats each of them as host 0.
-  if (w.node_rank.empty() && !config.node)
-    throw UserError(
-        fmt::format("--node_rank is needed with --nnodes={}: hosts do not number themselves",
-                    a.nodes),
-        fmt::format("give --node_rank=0 on the host of the address, {} on the other{}",
-                    a.nodes == 2 ? "--node_rank=1" : fmt::format("1 to {}", a.nodes - 1),
-                    a.nodes == 2 ? "" : "s"));
+  check_numbered(w, config, a.nodes);
 }
 
 }  // namespace
@@ -299,6 +358,7 @@ std::optional<LaunchOptions> read_options(int argc, char** argv, int& exit_code)
   } catch (const CLI::ParseError& e) {
     throw command_line_error(app, e);
   }
+  refuse_python(w, app.remaining());
   refuse(w);
   refuse_misspelt(app);
   LaunchOptions o;
@@ -327,6 +387,10 @@ std::optional<LaunchOptions> read_options(int argc, char** argv, int& exit_code)
       o.warnings.push_back("--metrics_host has no effect without --metrics_port");
   }
   o.rest = app.remaining();
+  if (w.module) {
+    if (o.rest.front() == "mtrain.train") o.rest.insert(o.rest.begin() + 1, "train");
+    o.rest.front() = "mtrain";
+  }
   return o;
 }
 

@@ -84,13 +84,14 @@ int run_starts(const AgentOptions& o, JobState& job) {
     for (JobObserver* observer : o.observers) observer->failed(failure);
   };
   LogFolders logs(o, console);
-  const RoundPlace place{.first_rank = o.node * o.ranks_per_node,
-                         .ranks = o.ranks_per_node,
-                         .world = o.ranks_per_node * o.nodes,
-                         .group_rank = o.node,
-                         .groups = o.nodes};
+  RoundPlace place{.first_rank = o.node * o.ranks_per_node,
+                   .ranks = o.ranks_per_node,
+                   .world = o.ranks_per_node * o.nodes,
+                   .group_rank = o.node,
+                   .groups = o.nodes};
   for (int number = 0, failures = 0;; ++number) {
     const auto began = Clock::now();
+    place.restarts_left = std::max(0, o.max_restarts - number);
     Attempt attempt(o, job, place, number, logs.make(place.first_rank, place.ranks));
     if (attempt.run()) return 0;
     const int signal = job.ends.signal();

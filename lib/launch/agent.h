@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "launch/etcd_options.h"
 #include "launch/torchrun_options.h"
 
 namespace mtrain::launch {
@@ -48,7 +49,10 @@ struct AgentOptions {
   bool is_elastic() const { return min_nodes > 0 && min_nodes < nodes; }
   // Whether the launchers of all hosts begin and end the ranks together, through the store.
   bool acts_together() const { return uses_store && nodes > 1 && !shared_token.empty(); }
-  // For such a job, as in LeaderOptions (launch/round_leader.h).
+  // Set: the launchers elect the one that leads, through etcd. Otherwise host 0 leads.
+  std::optional<EtcdOptions> etcd;
+  bool elects() const { return etcd && acts_together(); }
+  // For a job that acts together, as in LeaderOptions (launch/round_leader.h).
   std::function<int(int ranks)> largest_world;
   std::function<std::string(int world)> layout, nearest_worlds;
   std::function<std::optional<int64_t>()> newest_checkpoint;

@@ -286,13 +286,13 @@ std::map<std::string, std::string> Attempt::environment_of(const RankProcess& c)
   env["LOCAL_WORLD_SIZE"] = std::to_string(place_.ranks);
   env["GROUP_RANK"] = std::to_string(place_.group_rank);
   env["GROUP_WORLD_SIZE"] = std::to_string(place_.groups);
-  env["MASTER_ADDR"] = o_.master_addr;
+  env["MASTER_ADDR"] = o_.elects() ? job_.store.reached() : o_.master_addr;
   env["MASTER_PORT"] = std::to_string(job_.store.port());
   env["MTRAIN_JOB_ID"] = job_.id;
   env["MTRAIN_RESTART_COUNT"] = std::to_string(number_);
-  env["MTRAIN_RESTARTS_LEFT"] = std::to_string(std::max(0, o_.max_restarts - number_));
-  env[kServedVariable] = job_.store.serves() ? "1" : "0";
-  if (job_.store.serves()) env[kServedAtVariable] = job_.store.address().host;
+  env["MTRAIN_RESTARTS_LEFT"] = std::to_string(place_.restarts_left);
+  env[kServedVariable] = job_.store.serves() || o_.elects() ? "1" : "0";
+  if (job_.store.serves() || o_.elects()) env[kServedAtVariable] = job_.store.address().host;
   env[kJobNameVariable] = o_.run_id;
   env["MTRAIN_ERROR_FILE"] = c.error_file.string();
   env[kLauncherPid] = std::to_string(getpid());

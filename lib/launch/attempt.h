@@ -39,6 +39,7 @@ struct JobState {
 struct RoundPlace {
   int first_rank = 0, ranks = 1, world = 1;
   int group_rank = 0, groups = 1;  // of the host, among those with ranks
+  int restarts_left = 0;           // after this start
 };
 
 // A process that the launcher has started as a rank.

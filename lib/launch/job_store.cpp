@@ -24,7 +24,11 @@ std::string given_token(const AgentOptions& o) {
 }  // namespace
 
 JobStore::JobStore(const AgentOptions& o)
-    : port_(o.master_port), reached_(o.master_addr), job_name_(o.run_id) {
+    : o_(o), port_(o.master_port), reached_(o.master_addr), job_name_(o.run_id) {
+  if (o.elects()) {
+    leave();
+    return;
+  }
   const bool several = o.ranks_per_node * o.nodes > 1;
   const bool may_serve = o.uses_store && o.node == 0 && several;
   // A single rank has no rendezvous, so its port may be in use. But there must be a port number.
@@ -41,17 +45,58 @@ JobStore::JobStore(const AgentOptions& o)
     shared_ = std::make_unique<JobToken>(job, o.shared_token);
     if (may_serve) token_ = shared_->find();
   }
-  if (may_serve && token_) serve(o);
+  if (may_serve && token_) serve(o.master_addr);
 }
 
 JobStore::~JobStore() = default;
 
-void JobStore::serve(const AgentOptions& o) {
+void JobStore::lead(const std::string& own_address, bool takes_over) {
+  const Job job{.rank = 0,
+                .size = o_.ranks_per_node * o_.nodes,
+                .restarts = takes_over,
+                .token = given_token(o_)};
+  shared_ = std::make_unique<JobToken>(job, o_.shared_token);
+  token_ = shared_->find();
+  MT_CHECK(token_, "the launcher that leads has no token");
+  port_ = o_.master_port;
+  serve(own_address);
+}
+
+void JobStore::follow(const std::string& address, uint16_t port) {
+  leave();
+  reached_ = address;
+  port_ = port;
+}
+
+void JobStore::leave() {
+  server_.reset();
+  claim_.reset();
+  token_.reset();
+  const Job job{.rank = 1,  // it makes no token
+                .size = o_.ranks_per_node * o_.nodes,
+                .token = given_token(o_)};
+  shared_.reset();  // removes the file if this launcher has made it
+  shared_ = std::make_unique<JobToken>(job, o_.shared_token);
+}
+
+std::string JobStore::fingerprint() const {
+  const auto token = find_token();
+  if (!token) return "";
+  // No dialogue with the store has these two nonces, so the proof is of no use in one.
+  constexpr store::Nonce kClient{'e', 't', 'c', 'd'}, kServer{'l', 'e', 'a', 'd'};
+  const store::Proof proof = store::make_proof(*token, store::StoreEnd::server, kClient, kServer);
+  std::string text;
+  for (const uint8_t byte : proof) text += fmt::format("{:02x}", byte);
+  return text;
+}
+
+void JobStore::serve(const std::string& address) {
+  const AgentOptions& o = o_;
   constexpr int64_t kConnectionsOfRank = 8;
   const int64_t ranks = int64_t(o.ranks_per_node) * o.nodes;
   store::allow_connections(ranks * kConnectionsOfRank);
   const bool one_host = o.nodes == 1;
-  const store::RendezvousHost host = store::rendezvous_host(o.master_addr, one_host);
+  const store::RendezvousHost host = store::rendezvous_host(address, one_host);
   reached_ = host.reached;
   constexpr int kTries = 100;
   for (int i = 1; !server_; ++i) {

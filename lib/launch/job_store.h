@@ -27,7 +27,16 @@ class JobStore {
   JobStore(const JobStore&) = delete;
   JobStore& operator=(const JobStore&) = delete;
 
+  // For a job whose launchers elect one that leads. The launcher that does serves the store, at
+  // this address of its host. `takes_over`: an earlier leader may still have the token's file.
+  void lead(const std::string& own_address, bool takes_over);
+  void follow(const std::string& address, uint16_t port);  // of another launcher
+  void leave();                                            // neither leads nor follows
+  // Identifies the token without revealing it; "": none is known yet.
+  std::string fingerprint() const;
+
   uint16_t port() const { return port_; }
+  const std::string& reached() const { return reached_; }  // the name or address of the server
   bool serves() const { return server_ != nullptr; }
   store::StoreServer* server() { return server_.get(); }
   // The address at which the launchers of all hosts reach the server.
@@ -45,8 +54,9 @@ class JobStore {
   void fail(const std::string& reason);
 
  private:
-  void serve(const AgentOptions& options);
+  void serve(const std::string& address);
 
+  const AgentOptions& o_;
   std::unique_ptr<PortClaim> claim_;
   std::unique_ptr<JobToken> shared_;
   std::optional<Token> token_;

@@ -43,7 +43,7 @@ std::string fault_of(int fd) {
 
 // Opens a regular file that only this user can access; -1: there is none. Throws UserError for any
 // other file.
-int open_secret(const fs::path& path, const std::string& hint) {
+int open_secret(const fs::path& path, const std::string& hint, const char* what = "token file") {
   // O_NONBLOCK: a FIFO must not block.
   Descriptor d{open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC)};
   if (d.fd < 0 && errno == ENOENT) return -1;
@@ -54,7 +54,7 @@ int open_secret(const fs::path& path, const std::string& hint) {
     fault = errno == ELOOP ? "is a symbolic link"
                            : fmt::format("cannot be read: {}", std::strerror(errno));
   if (!fault.empty())
-    throw UserError(fmt::format("the token file {} {}", path.string(), fault), hint);
+    throw UserError(fmt::format("the {} {} {}", what, path.string(), fault), hint);
   return std::exchange(d.fd, -1);
 }
 
@@ -87,6 +87,22 @@ Token read_token_file(const fs::path& path) {
   throw UserError(
       fmt::format("the token file {} does not hold 64 hexadecimal digits", path.string()),
       kOwnHint);
+}
+
+std::string read_password_file(const fs::path& path) {
+  const std::string hint = "chmod 600 FILE, as the user who trains";
+  std::error_code error;
+  const fs::path real = fs::canonical(path, error);
+  const Descriptor d{error ? -1 : open_secret(real, hint, "password file")};
+  if (d.fd < 0) throw UserError(fmt::format("there is no password file {}", path.string()), hint);
+  char text[1024];
+  const ssize_t n = pread(d.fd, text, sizeof text, 0);
+  const std::string_view all(text, n < 0 ? 0 : size_t(n));
+  const std::string_view line = all.substr(0, all.find_first_of("\r\n"));
+  if (line.empty() || line.size() == sizeof text)
+    throw UserError(
+        fmt::format("the password file {} has no password in its first line", path.string()));
+  return std::string(line);
 }
 
 std::string JobToken::hint() {

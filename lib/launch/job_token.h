@@ -4,6 +4,7 @@
 #pragma once
 #include <filesystem>
 #include <optional>
+#include <string>
 
 #include "base/token.h"
 #include "launch/job.h"
@@ -19,6 +20,9 @@ void hide_token_variable();
 // Reads a user's file of 64 hexadecimal digits. Throws UserError if it is not a regular file of
 // this user that nobody else can read.
 Token read_token_file(const std::filesystem::path& path);
+
+// Reads the first line of a user's file with a password, which must be as private as a token file.
+std::string read_password_file(const std::filesystem::path& path);
 
 class JobToken {
  public:

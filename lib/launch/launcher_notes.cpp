@@ -110,28 +110,74 @@ Kind kind_at(const json& j, const char* key, const std::array<const char*, N>& w
   refuse_note(key);
 }
 
-LauncherNews news_of(const json& j) {
-  LauncherNews news{.kind = kind_at<LauncherNews::Kind>(j, "kind", kNewsWords),
-                    .round = number_at(j, "round", -1, kMaxNumber),
-                    .members = {},
-                    .world = int(number_at(j, "world", 0, kMaxNumber)),
-                    .signal = int(number_at(j, "signal", 0, 64)),
-                    .code = int(number_at(j, "code", 0, 255)),
-                    .restarts = flag_at(j, "restarts"),
-                    .delay_s = seconds_at(j, "delay_s"),
-                    .id = text_at(j, "id"),
-                    .cause = cause_at(j),
-                    .lines = {}};
+std::vector<RoundMember> members_at(const json& j) {
+  std::vector<RoundMember> members;
   for (const json& m : list_at(j, "members"))
-    news.members.push_back({.node = int(number_at(m, "node", 0, kMaxNumber)),
-                            .id = text_at(m, "id"),
-                            .first_rank = int(number_at(m, "first_rank", 0, kMaxNumber)),
-                            .ranks = int(number_at(m, "ranks", 0, kMaxNumber))});
-  for (const json& line : list_at(j, "lines")) {
-    if (!line.is_string()) refuse_note("lines");
-    news.lines.push_back(line.get<std::string>());
+    members.push_back({.node = int(number_at(m, "node", 0, kMaxNumber)),
+                       .id = text_at(m, "id"),
+                       .first_rank = int(number_at(m, "first_rank", 0, kMaxNumber)),
+                       .ranks = int(number_at(m, "ranks", 0, kMaxNumber))});
+  return members;
+}
+
+std::vector<std::string> texts_at(const json& j, const char* key) {
+  std::vector<std::string> texts;
+  for (const json& text : list_at(j, key)) {
+    if (!text.is_string()) refuse_note(key);
+    texts.push_back(text.get<std::string>());
   }
-  return news;
+  return texts;
+}
+
+json json_of(const std::vector<RoundMember>& members) {
+  json list = json::array();
+  for (const RoundMember& m : members)
+    list.push_back(
+        {{"node", m.node}, {"id", m.id}, {"first_rank", m.first_rank}, {"ranks", m.ranks}});
+  return list;
+}
+
+LeaderRecord leader_of(const json& j) {
+  constexpr int kLastPort = 65535;
+  return {.id = text_at(j, "id"),
+          .host = text_at(j, "host"),
+          .node = int(number_at(j, "node", 0, kMaxNumber)),
+          .address = text_at(j, "address"),
+          .port = uint16_t(number_at(j, "port", 0, kLastPort)),
+          .job_token = text_at(j, "job_token")};
+}
+
+RoundFacts facts_of(const json& j) {
+  RoundFacts facts{.leader = text_at(j, "leader"),
+                   .leader_host = text_at(j, "leader_host"),
+                   .leader_node = int(number_at(j, "leader_node", 0, kMaxNumber)),
+                   .round = number_at(j, "round", 0, kMaxNumber),
+                   .members = members_at(j),
+                   .counted_from = number_at(j, "counted_from", -1, kAnyStep),
+                   .began_with = {},
+                   .restarts = int(number_at(j, "restarts", 0, kMaxNumber)),
+                   .failures = int(number_at(j, "failures", 0, kMaxNumber)),
+                   .proven = texts_at(j, "proven"),
+                   .over = flag_at(j, "over"),
+                   .code = int(number_at(j, "code", 0, 255))};
+  if (!member_of(j, "began_with").is_null())
+    facts.began_with = number_at(j, "began_with", -1, kAnyStep);
+  return facts;
+}
+
+LauncherNews news_of(const json& j) {
+  return {.kind = kind_at<LauncherNews::Kind>(j, "kind", kNewsWords),
+          .round = number_at(j, "round", -1, kMaxNumber),
+          .members = members_at(j),
+          .world = int(number_at(j, "world", 0, kMaxNumber)),
+          .restarts_left = int(number_at(j, "restarts_left", 0, kMaxNumber)),
+          .signal = int(number_at(j, "signal", 0, 64)),
+          .code = int(number_at(j, "code", 0, 255)),
+          .restarts = flag_at(j, "restarts"),
+          .delay_s = seconds_at(j, "delay_s"),
+          .id = text_at(j, "id"),
+          .cause = cause_at(j),
+          .lines = texts_at(j, "lines")};
 }
 
 LauncherNote note_of(const json& j) {
@@ -177,14 +223,11 @@ std::string text_of(const LauncherNote& n) {
 }
 
 std::string text_of(const LauncherNews& n) {
-  json members = json::array();
-  for (const RoundMember& m : n.members)
-    members.push_back(
-        {{"node", m.node}, {"id", m.id}, {"first_rank", m.first_rank}, {"ranks", m.ranks}});
   return json_text({{"kind", kNewsWords[size_t(n.kind)]},
                     {"round", n.round},
-                    {"members", members},
+                    {"members", json_of(n.members)},
                     {"world", n.world},
+                    {"restarts_left", n.restarts_left},
                     {"signal", n.signal},
                     {"code", n.code},
                     {"restarts", n.restarts},
@@ -192,6 +235,30 @@ std::string text_of(const LauncherNews& n) {
                     {"id", n.id},
                     {"cause", json_of(n.cause)},
                     {"lines", n.lines}});
+}
+
+std::string text_of(const LeaderRecord& r) {
+  return json_text({{"id", r.id},
+                    {"host", bounded_text(r.host)},
+                    {"node", r.node},
+                    {"address", r.address},
+                    {"port", r.port},
+                    {"job_token", r.job_token}});
+}
+
+std::string text_of(const RoundFacts& f) {
+  return json_text({{"leader", f.leader},
+                    {"leader_host", bounded_text(f.leader_host)},
+                    {"leader_node", f.leader_node},
+                    {"round", f.round},
+                    {"members", json_of(f.members)},
+                    {"counted_from", f.counted_from},
+                    {"began_with", f.began_with ? json(*f.began_with) : json(nullptr)},
+                    {"restarts", f.restarts},
+                    {"failures", f.failures},
+                    {"proven", f.proven},
+                    {"over", f.over},
+                    {"code", f.code}});
 }
 
 std::optional<LauncherNote> parse_note(std::string_view text) {
@@ -205,6 +272,22 @@ std::optional<LauncherNote> parse_note(std::string_view text) {
 std::optional<LauncherNews> parse_news(std::string_view text) {
   try {
     return news_of(parse_json(text, "news"));
+  } catch (const UserError&) {
+    return std::nullopt;
+  }
+}
+
+std::optional<LeaderRecord> parse_leader(std::string_view text) {
+  try {
+    return leader_of(parse_json(text, "leader"));
+  } catch (const UserError&) {
+    return std::nullopt;
+  }
+}
+
+std::optional<RoundFacts> parse_facts(std::string_view text) {
+  try {
+    return facts_of(parse_json(text, "rounds"));
   } catch (const UserError&) {
     return std::nullopt;
   }

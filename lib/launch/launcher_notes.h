@@ -58,12 +58,36 @@ struct LauncherNews {
   int64_t round = 0;
   std::vector<RoundMember> members;  // of a round; empty: each host as its command line says
   int world = 0;                     // ranks of the round
+  int restarts_left = 0;             // if it fails before a new checkpoint
   int signal = 0, code = 0;
   bool restarts = false;  // after `cause`, all ranks begin again
   double delay_s = 0;     // until then
   std::string id;
   std::optional<RoundCause> cause;
   std::vector<std::string> lines;
+};
+
+// The launcher that leads a job, as the others find it in etcd (etcd_election.h).
+struct LeaderRecord {
+  std::string id, host;
+  int node = 0;
+  std::string address;    // of its store
+  uint16_t port = 0;      // 0: it does not serve yet
+  std::string job_token;  // a fingerprint of the job's token
+};
+
+// What is known about the rounds of a job when one begins. It outlives the launcher that leads.
+struct RoundFacts {
+  std::string leader, leader_host;  // its id, and the name of its host
+  int leader_node = 0;
+  int64_t round = 0;
+  std::vector<RoundMember> members;      // as in LauncherNews
+  int64_t counted_from = -1;             // restarts are counted since this checkpoint
+  std::optional<int64_t> began_with;     // the newest checkpoint when the round began
+  int restarts = 0, failures = 0;        // as RoundLeader counts them
+  std::vector<std::string> proven = {};  // ids of hosts with which the job has trained
+  bool over = false;                     // the job has ended with this exit code
+  int code = 0;
 };
 
 // Whether the launcher `id` has nothing to do: another one begins, or cannot join.
@@ -76,8 +100,12 @@ constexpr const char* kFirstNews = "news/first";
 
 std::string text_of(const LauncherNote& note);
 std::string text_of(const LauncherNews& news);
+std::string text_of(const LeaderRecord& record);
+std::string text_of(const RoundFacts& facts);
 // Return nothing for a text that is malformed or out of range.
 std::optional<LauncherNote> parse_note(std::string_view text);
 std::optional<LauncherNews> parse_news(std::string_view text);
+std::optional<LeaderRecord> parse_leader(std::string_view text);
+std::optional<RoundFacts> parse_facts(std::string_view text);
 
 }  // namespace mtrain::launch

@@ -25,8 +25,11 @@ std::map<std::string, SeenLauncher> seen_launchers(store::StoreServer& server) {
 
 }  // namespace
 
-LeadingLauncher::LeadingLauncher(LeaderOptions options, store::StoreServer& server)
-    : leader_(std::move(options)), server_(server) {
+LeadingLauncher::LeadingLauncher(LeaderOptions options, store::StoreServer& server,
+                                 const std::optional<RoundFacts>& before)
+    : leader_(before ? RoundLeader(std::move(options), *before) : RoundLeader(std::move(options))),
+      server_(server),
+      continues_(before.has_value()) {
   thread_ = std::thread([this] { run(); });
 }
 
@@ -61,6 +64,8 @@ void LeadingLauncher::announce(const LauncherNews& news) {
   const bool begins = news.kind == Kind::run && news.round > begun_;
   if (begins) begun_ = news.round;
   if (begins || news.kind == Kind::over)
+    server_.set_launcher_value(kFirstNews, std::to_string(announced_));
+  else if (announced_ == 1 && continues_)
     server_.set_launcher_value(kFirstNews, std::to_string(announced_));
   else if (news.kind == Kind::end || announced_ == 1)
     server_.set_launcher_value(kFirstNews, std::to_string(announced_ + 1));

@@ -2,6 +2,7 @@
 // launcher serves.
 #pragma once
 #include <atomic>
+#include <optional>
 #include <thread>
 
 #include "launch/round_leader.h"
@@ -12,7 +13,9 @@ namespace mtrain::launch {
 // A thread reads the launchers' notes and announces what follows.
 class LeadingLauncher {
  public:
-  LeadingLauncher(LeaderOptions options, store::StoreServer& server);
+  // `before`: of the job of a leader that is gone, as RoundLeader takes it.
+  LeadingLauncher(LeaderOptions options, store::StoreServer& server,
+                  const std::optional<RoundFacts>& before = {});
   ~LeadingLauncher();
   LeadingLauncher(const LeadingLauncher&) = delete;
   LeadingLauncher& operator=(const LeadingLauncher&) = delete;
@@ -26,6 +29,7 @@ class LeadingLauncher {
 
   RoundLeader leader_;
   store::StoreServer& server_;
+  const bool continues_;  // the first news are about the leader before: all hosts print them
   int64_t announced_ = 0, begun_ = -1;  // the last news; the last round with a `run`
   std::atomic<bool> ends_{false};
   std::thread thread_;  // the last member: it uses the others

@@ -37,15 +37,19 @@ std::string line_of(const std::string& text) { return "mtrain-launch: " + text; 
 
 std::vector<RoundMember> members_of_round(const std::vector<LauncherNote>& hosts,
                                           const LeaderOptions& options) {
-  // Host 0 serves the store, and rank 0 is there.
-  if (hosts.empty() || hosts.front().node != 0 || int(hosts.size()) < options.min_nodes) return {};
+  // The leader's host serves the store, and rank 0 is there.
+  const auto leader = std::ranges::find(hosts, options.leader, &LauncherNote::node);
+  if (leader == hosts.end() || int(hosts.size()) < options.min_nodes) return {};
   int ranks = 0;
   for (const LauncherNote& h : hosts) ranks += h.ranks;
   int left = options.largest_world(ranks);
   if (left <= 0) return {};
+  std::vector<LauncherNote> ordered(hosts);
+  std::rotate(ordered.begin(), ordered.begin() + (leader - hosts.begin()),
+              ordered.begin() + (leader - hosts.begin()) + 1);
   std::vector<RoundMember> members;
   int first = 0;
-  for (const LauncherNote& h : hosts) {
+  for (const LauncherNote& h : ordered) {
     const int own = std::min(left, h.ranks);
     members.push_back({.node = h.node, .id = h.id, .first_rank = first, .ranks = own});
     first += own;
@@ -54,13 +58,41 @@ std::vector<RoundMember> members_of_round(const std::vector<LauncherNote>& hosts
   return members;
 }
 
+RoundLeader::RoundLeader(LeaderOptions options, const RoundFacts& before)
+    : o_(std::move(options)),
+      round_(before.round),
+      members_(before.members),
+      proven_(before.proven.begin(), before.proven.end()),
+      counted_from_(before.counted_from),
+      began_with_(before.began_with),
+      restarts_(before.restarts),
+      failures_(before.failures) {
+  if (before.leader.empty()) {  // nothing is lost
+    ++round_;
+    members_.clear();
+    restarts_ = failures_ = 0;
+    return;
+  }
+  for (const RoundMember& m : members_)
+    if (m.id != before.leader) awaited_.insert(m.id);
+  RoundCause cause{.weight = 0, .rank = {}, .host = before.leader_host, .message = {}, .text = {}};
+  cause.message = fmt::format(
+      "host {} ({}) is gone: its launcher, which led the job, has ended, or its "
+      "connection has broken",
+      before.leader_node, before.leader_host);
+  cause.text = line_of("error: " + cause.message);
+  inherited_ = std::move(cause);
+}
+
 std::vector<LauncherNews> RoundLeader::look(const std::map<std::string, SeenLauncher>& launchers,
                                             Clock::time_point now) {
   if (last_look_) time_ += std::min<Clock::duration>(now - *last_look_, kLongestGap);
   last_look_ = now;
   update(launchers, time_);
+  if (phase_ != Phase::over && o_.leads && !o_.leads()) abandon();
   refuse_doubles();
   pass_on_signals();
+  if (inherited_) decide(*std::exchange(inherited_, std::nullopt), time_);
   switch (phase_) {
     case Phase::gathering: gather(time_); break;
     case Phase::running: watch(time_); break;
@@ -160,7 +192,12 @@ void RoundLeader::admit() {
   std::ranges::stable_sort(waiting, {}, &Launcher::since);
   for (const Launcher* l : waiting)
     if (admitted_.emplace(l->note.node, l->note.id).second)
-      announce({.kind = LauncherNews::Kind::run, .round = round_, .id = l->note.id});
+      announce({.kind = LauncherNews::Kind::run,
+                .round = round_,
+                .restarts_left = restarts_left(),
+                .id = l->note.id,
+                .cause = {},
+                .lines = {}});
 }
 
 std::vector<LauncherNote> RoundLeader::alive() const {
@@ -180,7 +217,10 @@ void RoundLeader::gather(Clock::time_point now) {
                    {line_of(round_ > 0 ? "the job got a signal to end: the ranks are not restarted"
                                        : "the job got a signal to end before its first start")});
   if (now < not_before_) return;
-  if (!o_.elastic()) return begin_round({}, now);
+  if (!o_.elastic()) {
+    if (has_settled(now)) begin_round({}, now);
+    return;
+  }
   if (!gathers_since_) gathers_since_ = now;
   const std::vector<LauncherNote> hosts = alive();
   std::vector<RoundMember> members = members_of_round(hosts, o_);
@@ -204,13 +244,87 @@ void RoundLeader::gather(Clock::time_point now) {
     return;
   }
   if (!enough_since_) enough_since_ = now;
-  // After a failure the hosts that are left are known.
-  const bool complete = int(hosts.size()) >= o_.max_nodes || round_ > 0;
-  if (complete || now - *enough_since_ >= kLastCall) begin_round(std::move(members), now);
+  if (!is_complete(hosts, now)) return;
+  members_ = std::move(members);
+  if (has_settled(now)) begin_round(members_, now);
+}
+
+// Whether the round need not wait for more hosts. After a failure the hosts that are left are
+// known, unless this launcher has just become the leader.
+bool RoundLeader::is_complete(const std::vector<LauncherNote>& hosts, Clock::time_point now) const {
+  const auto waited = now - *enough_since_;
+  if (int(hosts.size()) >= o_.max_nodes) return true;
+  if (!has_begun_ && awaited_.empty()) return waited >= kLastCall;
+  const auto here =
+      std::ranges::count_if(hosts, [&](const LauncherNote& h) { return awaited_.contains(h.id); });
+  return here == std::ssize(awaited_) || waited >= kLease;
+}
+
+RoundFacts RoundLeader::facts() const {
+  const std::optional<int64_t> checkpoint = o_.newest_checkpoint();
+  return {.leader = {},
+          .leader_host = {},
+          .leader_node = o_.leader,
+          .round = round_,
+          .members = members_,
+          .counted_from = round_ == 0 ? checkpoint.value_or(-1) : counted_from_,
+          .began_with = checkpoint,
+          .restarts = restarts_,
+          .failures = failures_,
+          .proven = {proven_.begin(), proven_.end()}};
+}
+
+// Returns whether the round is recorded, and may begin.
+bool RoundLeader::has_settled(Clock::time_point now) {
+  if (!o_.settle || o_.settle(facts())) {
+    unsettled_since_.reset();
+    return true;
+  }
+  if (o_.leads && !o_.leads()) return false;  // the next look sees it
+  if (!unsettled_since_) {
+    unsettled_since_ = now;
+    announce({.kind = LauncherNews::Kind::cause,
+              .round = round_,
+              .lines = {line_of(fmt::format("the next start waits: {} does not answer ({:.3g} s)",
+                                            o_.settled_by,
+                                            std::chrono::duration<double>(o_.timeout).count()))}});
+  }
+  if (now - *unsettled_since_ >= o_.timeout)
+    give_up(1, {line_of(fmt::format(
+                   "error: no start is possible: {} does not answer for {:.3g} s\n  hint: "
+                   "--rdzv_timeout sets how long a start waits for it",
+                   o_.settled_by, std::chrono::duration<double>(o_.timeout).count()))});
+  return false;
+}
+
+// Another launcher leads: its round must not meet this one.
+void RoundLeader::abandon() {
+  phase_ = Phase::over;
+  announce({.kind = LauncherNews::Kind::kill,
+            .round = round_,
+            .lines = {line_of("another launcher leads the job now: these ranks end")}});
 }
 
 void RoundLeader::begin_round(std::vector<RoundMember> members, Clock::time_point now) {
   members_ = std::move(members);
+  began_with_ = o_.newest_checkpoint();
+  if (round_ == 0) counted_from_ = began_with_.value_or(-1);
+  phase_ = Phase::running;
+  round_began_ = now;
+  failed_.clear();
+  gone_.clear();
+  planned_ = told_to_wait_ = false;
+  joins_after_.reset();
+  gathers_since_.reset();
+  enough_since_.reset();
+  admitted_.clear();
+  awaited_.clear();
+  has_begun_ = true;
+  if (!o_.elastic()) return admit();
+  announce_start();
+}
+
+void RoundLeader::announce_start() {
   world_ = 0;
   std::vector<int> nodes, spares;
   int all = 0;
@@ -219,19 +333,9 @@ void RoundLeader::begin_round(std::vector<RoundMember> members, Clock::time_poin
     (m.ranks > 0 ? nodes : spares).push_back(m.node);
   }
   for (const LauncherNote& h : alive()) all += h.ranks;
-  began_with_ = o_.newest_checkpoint();
-  if (round_ == 0) counted_from_ = began_with_.value_or(-1);
-  phase_ = Phase::running;
-  round_began_ = now;
-  failed_.clear();
-  planned_ = told_to_wait_ = false;
-  joins_after_.reset();
-  gathers_since_.reset();
-  enough_since_.reset();
-  admitted_.clear();
-  if (!o_.elastic()) return admit();
   LauncherNews news{.kind = LauncherNews::Kind::run, .round = round_, .members = members_};
   news.world = world_;
+  news.restarts_left = restarts_left();
   news.lines = {
       line_of(fmt::format("start {}: {} ranks on host{} {}, {}{}", round_, world_,
                           nodes.size() > 1 ? "s" : "", fmt::join(nodes, ", "), o_.layout(world_),
@@ -246,7 +350,9 @@ void RoundLeader::record_failures() {
     const bool ended = l.note.round == round_ && l.note.state == State::ended;
     const bool failed = l.note.round == round_ && l.note.state == State::failed;
     // A host whose ranks have ended well has nothing to lose.
-    if (ended ? !l.note.well : failed || l.lost) failed_.push_back(key);
+    if (ended ? l.note.well : !failed && !l.lost) continue;
+    failed_.push_back(key);
+    if (l.lost && !(ended || failed)) gone_.insert(key);
   }
 }
 
@@ -327,23 +433,32 @@ void RoundLeader::begin_again(std::chrono::milliseconds delay, Clock::time_point
   phase_ = Phase::gathering;
 }
 
+RoundCause RoundLeader::loss_of(const Launcher& l) const {
+  RoundCause cause{.weight = 0, .rank = {}, .host = l.note.host, .message = {}, .text = {}};
+  cause.message =
+      host_text(l.note) + " is gone: its launcher has ended, or its connection has broken";
+  cause.text = line_of("error: " + cause.message);
+  for (const auto& [other, o] : launchers_)
+    if (o.note.round == round_ && o.note.cause)
+      cause.step = std::max(cause.step, o.note.cause->step);
+  return cause;
+}
+
+int RoundLeader::restarts_left() const { return std::max(0, o_.max_restarts - restarts_); }
+
 RoundCause RoundLeader::first_cause() const {
   std::optional<RoundCause> first;
   for (const std::string& key : failed_) {
     const Launcher& l = launchers_.at(key);
+    const bool reports = l.note.round == round_ && l.note.cause;
     RoundCause cause;
-    if (l.note.round == round_ && l.note.cause) {
+    // What a host that came back reports is most often the loss of its peers.
+    if (gone_.contains(key) && !(reports && l.note.cause->weight == 0))
+      cause = loss_of(l);
+    else if (reports)
       cause = *l.note.cause;
-    } else if (l.lost) {
-      cause.weight = 0;
-      cause.host = l.note.host;
-      cause.message =
-          host_text(l.note) + " is gone: its launcher has ended, or its connection has broken";
-      cause.text = line_of("error: " + cause.message);
-      for (const auto& [other, o] : launchers_)
-        if (o.note.round == round_ && o.note.cause)
-          cause.step = std::max(cause.step, o.note.cause->step);
-    }
+    else if (l.lost)
+      cause = loss_of(l);
     if (!first || cause.weight < first->weight) first = std::move(cause);
   }
   return first.value_or(RoundCause());
@@ -358,6 +473,14 @@ void RoundLeader::record_proven(Clock::time_point now) {
     if (m.ranks > 0) proven_.insert(m.id);
 }
 
+// A rank that dies may have been killed from outside: a host is at fault if that happens again.
+bool RoundLeader::is_at_fault(const Launcher& l, const RoundCause& cause) {
+  if (cause.exit_code == kUserMistake) return true;
+  const bool is_own =
+      cause.rank && l.note.cause && l.note.round == round_ && l.note.cause->rank == cause.rank;
+  return is_own && (cause.weight > 0 || !excused_.insert(l.note.id).second);
+}
+
 // Returns the hosts that have joined a job, are at fault, and are not needed. Before they joined
 // the same recipe and the same data have worked: a user's mistake is theirs, whoever reports it.
 std::vector<RoundLeader::Launcher*> RoundLeader::newcomers_at_fault(const RoundCause& cause) {
@@ -368,9 +491,7 @@ std::vector<RoundLeader::Launcher*> RoundLeader::newcomers_at_fault(const RoundC
     if (l.lost || l.refused) continue;
     const bool proven = proven_.contains(l.note.id);
     any_proven = any_proven || proven;
-    const bool is_cause =
-        cause.rank && l.note.cause && l.note.round == round_ && l.note.cause->rank == cause.rank;
-    if (!proven && is_member(l) && (is_cause || cause.exit_code == kUserMistake))
+    if (!proven && is_member(l) && is_at_fault(l, cause))
       found.push_back(&l);
     else
       others.push_back(l.note);

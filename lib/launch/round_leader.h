@@ -31,6 +31,13 @@ struct LeaderOptions {
   // Returns its step; -1: there is none. Returns nothing if the folder cannot be read now.
   std::function<std::optional<int64_t>()> newest_checkpoint;
   std::chrono::milliseconds timeout{600000};  // how long a round waits for hosts
+  int leader = 0;  // the number of the host whose launcher leads: rank 0 is there
+
+  // For a job whose leader is elected. Whether this launcher still leads; null: it does.
+  std::function<bool()> leads;
+  // Records that a round begins; null: nothing is recorded. False: it must not begin now.
+  std::function<bool(const RoundFacts&)> settle;
+  std::string settled_by;  // where it is recorded, for messages
 
   bool elastic() const { return min_nodes < max_nodes; }
 };
@@ -57,6 +64,9 @@ class RoundLeader {
   static constexpr std::chrono::seconds kUntilEnded{30};
 
   explicit RoundLeader(LeaderOptions options) : o_(std::move(options)) {}
+  // Continues the job of a leader that is gone. Without a `before.leader` nothing is lost: only the
+  // numbers of rounds continue.
+  RoundLeader(LeaderOptions options, const RoundFacts& before);
 
   // Returns what to announce. `launchers` are the notes by their keys.
   std::vector<LauncherNews> look(const std::map<std::string, SeenLauncher>& launchers,
@@ -81,7 +91,12 @@ class RoundLeader {
   void watch(Clock::time_point now);
   void look_for_joiners();
   void await_end(Clock::time_point now);
+  void abandon();
+  RoundFacts facts() const;
+  bool has_settled(Clock::time_point now);
+  bool is_complete(const std::vector<LauncherNote>& hosts, Clock::time_point now) const;
   void begin_round(std::vector<RoundMember> members, Clock::time_point now);
+  void announce_start();
   void end_round(LauncherNews::Kind how, std::vector<std::string> lines, Clock::time_point now);
   void decide(RoundCause cause, Clock::time_point now);
   std::optional<std::string> why_no_restart(const RoundCause& cause);
@@ -90,6 +105,9 @@ class RoundLeader {
   void record_failures();
   void record_proven(Clock::time_point now);
   std::vector<Launcher*> newcomers_at_fault(const RoundCause& cause);
+  bool is_at_fault(const Launcher& l, const RoundCause& cause);
+  int restarts_left() const;
+  RoundCause loss_of(const Launcher& l) const;
   RoundCause first_cause() const;
   bool is_member(const Launcher& l) const;
   bool has_place(const Launcher& l) const;
@@ -106,7 +124,9 @@ class RoundLeader {
   std::map<int, std::string> admitted_;  // to another round: the id of each node's launcher
   int world_ = 0;
   std::vector<std::string> failed_;  // keys of members, in the order of their failures
+  std::set<std::string> gone_;       // keys of those that were lost; they may have come back
   std::set<std::string> proven_;     // ids of hosts with which the job has trained
+  std::set<std::string> excused_;    // ids of others, a rank of which has died
   std::optional<Clock::time_point> last_look_;
   Clock::time_point time_{};  // without the time in which this launcher was stopped
   Clock::time_point round_began_{}, ends_since_{}, not_before_{};
@@ -120,6 +140,10 @@ class RoundLeader {
   std::optional<RoundCause> before_;  // the last failure
   int signal_ = 0;
   bool killed_ = false;
+  std::optional<RoundCause> inherited_;  // the loss of the leader before this one
+  std::set<std::string> awaited_;        // ids of its hosts
+  bool has_begun_ = false;               // a round, under this leader
+  std::optional<Clock::time_point> unsettled_since_;
 };
 
 }  // namespace mtrain::launch

@@ -10,6 +10,7 @@
 #include "base/file.h"
 #include "launch/end_signals.h"
 #include "launch/job_observer.h"
+#include "launch/leader_search.h"
 #include "launch/leading_launcher.h"
 #include "launch/log_folders.h"
 
@@ -20,25 +21,43 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using namespace std::chrono_literals;
 
-constexpr auto kQuietWait = 5s;  // for host 0, before a line says so
+constexpr auto kQuietWait = 5s;     // for host 0, before a line says so
+constexpr auto kSearchEvery = 300;  // milliseconds
+// How long a launcher that got a signal waits for a leader that can end all hosts.
+constexpr auto kWaitToEnd = 20s;
 
-LeaderOptions leader_options(const AgentOptions& o) {
-  return {.min_nodes = o.min_nodes > 0 ? o.min_nodes : o.nodes,
-          .max_nodes = o.nodes,
-          .max_restarts = o.max_restarts,
-          .largest_world = o.largest_world,
-          .layout = o.layout,
-          .nearest_worlds = o.nearest_worlds,
-          .newest_checkpoint = o.newest_checkpoint,
-          .timeout = o.rendezvous_timeout};
+LeaderOptions leader_options(const AgentOptions& o, EtcdElection* election = nullptr) {
+  LeaderOptions options{.min_nodes = o.min_nodes > 0 ? o.min_nodes : o.nodes,
+                        .max_nodes = o.nodes,
+                        .max_restarts = o.max_restarts,
+                        .largest_world = o.largest_world,
+                        .layout = o.layout,
+                        .nearest_worlds = o.nearest_worlds,
+                        .newest_checkpoint = o.newest_checkpoint,
+                        .timeout = o.rendezvous_timeout,
+                        .leads = {},
+                        .settle = {},
+                        .settled_by = {}};
+  if (!election) return options;
+  options.leader = o.node;
+  options.leads = [election] { return election->leads(); };
+  options.settle = [election](const RoundFacts& facts) { return election->settle(facts); };
+  options.settled_by = "etcd at " + election->where();
+  return options;
 }
 
 LauncherLink::Options link_options(const AgentOptions& o, const JobState& job) {
   return {.at = job.store.address(),
           .find_token = [&store = job.store] { return store.find_token(); },
           .token_may_change = job.store.token_may_change(),
-          .to_connect = o.rendezvous_timeout,
-          .note = {.id = job.id, .host = host_name(), .node = o.node, .ranks = o.ranks_per_node}};
+          // An elected leader that does not answer is searched again.
+          .to_connect = o.elects() ? LauncherLink::kLeaderLease : o.rendezvous_timeout,
+          .note = {.id = job.id,
+                   .host = host_name(),
+                   .node = o.node,
+                   .ranks = o.ranks_per_node,
+                   .signal = job.ends.signal(),
+                   .cause = {}}};
 }
 
 // Returns the ranks that this host runs; nothing if it has none in this round.
@@ -49,8 +68,9 @@ std::optional<RoundPlace> place_in(const LauncherNews& round, const AgentOptions
                       .ranks = o.ranks_per_node,
                       .world = o.ranks_per_node * o.nodes,
                       .group_rank = o.node,
-                      .groups = o.nodes};
-  RoundPlace place{.world = round.world, .groups = 0};
+                      .groups = o.nodes,
+                      .restarts_left = round.restarts_left};
+  RoundPlace place{.world = round.world, .groups = 0, .restarts_left = round.restarts_left};
   bool found = false;
   for (const RoundMember& m : round.members) {
     if (m.ranks == 0) continue;
@@ -68,46 +88,101 @@ std::optional<RoundPlace> place_in(const LauncherNews& round, const AgentOptions
 class RoundsTogether {
  public:
   RoundsTogether(const AgentOptions& o, JobState& job) : o_(o), job_(job), logs_(o, job.console) {
+    if (o.elects()) {
+      search_ = std::make_unique<LeaderSearch>(o, job);
+      return;
+    }
     if (o.node == 0) {
       MT_CHECK(job.store.server(), "host 0 does not serve the store");
       leader_ = std::make_unique<LeadingLauncher>(leader_options(o), *job.store.server());
     }
-    link_ = std::make_unique<LauncherLink>(link_options(o, job));
-    job_.link = link_.get();
+    make_link();
   }
   ~RoundsTogether() { job_.link = nullptr; }
   RoundsTogether(const RoundsTogether&) = delete;
   RoundsTogether& operator=(const RoundsTogether&) = delete;
 
   int run() {
-    const int code = follow_news();
-    if (code != 0 && code != kUserMistake && !refused_ && o_.unsaved)
+    std::optional<int> code;
+    while (!code) {
+      if (search_) code = find_leader();
+      if (!code) code = follow_news();
+    }
+    if (*code != 0 && *code != kUserMistake && !refused_ && o_.unsaved)
       job_.console.say("mtrain-launch: " + o_.unsaved());
-    if (leader_) leader_->await_others(link_->id());
-    return code;
+    if (leader_) {
+      leader_->await_others(link_->id());
+      if (search_) search_->election().finish(*code);
+    }
+    return *code;
   }
 
  private:
   static constexpr int kUserMistake = 2;
 
-  int follow_news() {
+  void make_link() {
+    link_ = std::make_unique<LauncherLink>(link_options(o_, job_));
+    job_.link = link_.get();
+  }
+
+  void drop_leader() {
+    job_.link = nullptr;
+    link_.reset();
+    leader_.reset();
+    search_->lost();
+  }
+
+  // Makes the link to the launcher that leads, which may be this one. Returns the exit code if the
+  // job is over for this host.
+  std::optional<int> find_leader() {
+    for (;;) {
+      take_signals();
+      const bool ends = job_.ends.signal() != 0;
+      if (ends && (!has_joined_ || search_->waited() > kWaitToEnd)) return 128 + job_.ends.signal();
+      if (const auto found = search_->look()) {
+        if (found->over) return found->over;
+        if (found->leads) {
+          job_.console.say(
+              fmt::format("mtrain-launch: host {} ({}) leads the job", o_.node, host_name()));
+          leader_ = std::make_unique<LeadingLauncher>(leader_options(o_, &search_->election()),
+                                                      *job_.store.server(), found->before);
+        }
+        make_link();
+        return std::nullopt;
+      }
+      pollfd fd{job_.signals.fd(), POLLIN, 0};
+      poll(&fd, 1, kSearchEvery);
+    }
+  }
+
+  // Returns the exit code; nothing if another leader must be found.
+  std::optional<int> follow_news() {
     const auto began = Clock::now();
     bool told = false;
     for (;;) {
       take_signals();
       link_->clear_event();
+      const bool alone = !link_->has_connected();
+      if (!alone && search_) {
+        has_joined_ = true;
+        search_->answered();
+      }
       if (const std::string why = link_->lost(); !why.empty()) return without_leader(why);
       if (const auto news = link_->news()) {
-        if (const auto code = follow(*news)) return *code;
+        if (const auto code = follow(*news)) return code;
         continue;
       }
-      const bool alone = !link_->has_connected();
+      if (search_ && leader_ && !search_->election().leads()) {
+        drop_leader();
+        return std::nullopt;
+      }
       if (job_.ends.signal() && alone) return 128 + job_.ends.signal();
       if (alone && !told && Clock::now() - began > kQuietWait) {
         told = true;
         job_.console.say(fmt::format(
-            "mtrain-launch: waiting for the launcher of host 0 at {}:{} ({:.3g} s)", o_.master_addr,
-            job_.store.port(), std::chrono::duration<double>(o_.rendezvous_timeout).count()));
+            "mtrain-launch: waiting for the launcher of host {} at {}:{} ({:.3g} s)",
+            search_ ? search_->leader().node : 0, job_.store.reached(), job_.store.port(),
+            std::chrono::duration<double>(o_.rendezvous_timeout).count()));
       }
       pollfd fds[] = {{job_.signals.fd(), POLLIN, 0}, {link_->fd(), POLLIN, 0}};
       poll(fds, 2, 200);
@@ -133,7 +208,7 @@ class RoundsTogether {
   void report(const LauncherNews& news) {
     JobFailure failure = failure_of(*news.cause, job_.id);
     failure.restarts = news.restarts;
-    if (o_.on_failure) o_.on_failure(failure);
+    if (o_.on_failure && (!search_ || leader_)) o_.on_failure(failure);
     for (JobObserver* observer : o_.observers) {
       observer->failed(failure);
       if (news.restarts) observer->restarting(int(news.round) + 1, news.delay_s);
@@ -169,6 +244,7 @@ class RoundsTogether {
       if (signal == SIGWINCH) continue;
       const auto kind = job_.ends.add(signal, Clock::now(), job_.signals.from_keyboard());
       if (kind == EndRequests::Kind::repeat) continue;
+      if (!link_) continue;  // its first note has the signal
       link_->change([&](LauncherNote& note) {
         note.signal = job_.ends.signal();
         note.second = note.second || kind == EndRequests::Kind::second;
@@ -176,8 +252,18 @@ class RoundsTogether {
     }
   }
 
-  int without_leader(const std::string& why) {
+  std::optional<int> without_leader(const std::string& why) {
     if (ended_well_) return 0;
+    if (search_ && !refused_) {
+      const LeaderRecord& leader = search_->leader();
+      if (link_->has_connected())
+        job_.console.say(fmt::format(
+            "mtrain-launch: warning: host {} ({}), whose launcher leads the job, does not answer: "
+            "{}; the launchers that are left elect another one",
+            leader.node, leader.host, why));
+      drop_leader();
+      return std::nullopt;
+    }
     if (job_.ends.signal()) return 128 + job_.ends.signal();
     if (last_ && !last_->text.empty()) job_.console.say(last_->text);
     if (!link_->has_connected())
@@ -191,7 +277,8 @@ class RoundsTogether {
       job_.console.say(fmt::format(
           "mtrain-launch: error: host 0 is gone: its launcher, which leads this job and serves its "
           "store, has not answered for {} s: {}\n  hint: start all hosts again with "
-          "checkpoint.load=latest; the job survives the loss of every host except host 0",
+          "checkpoint.load=latest; with --rdzv_backend=etcd a job of MIN:MAX hosts also survives "
+          "the loss of host 0",
           LauncherLink::kLeaderLease.count(), why));
     return 1;
   }
@@ -199,10 +286,11 @@ class RoundsTogether {
   const AgentOptions& o_;
   JobState& job_;
   LogFolders logs_;
+  std::unique_ptr<LeaderSearch> search_;  // null: host 0 leads
   std::unique_ptr<LeadingLauncher> leader_;
   std::unique_ptr<LauncherLink> link_;
   std::optional<RoundCause> last_;  // why this host's ranks have failed
-  bool ended_well_ = false, refused_ = false;
+  bool ended_well_ = false, refused_ = false, has_joined_ = false;
 };
 
 }  // namespace

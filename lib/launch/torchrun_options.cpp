@@ -1,11 +1,15 @@
 #include "launch/torchrun_options.h"
 
+#include <unistd.h>
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
+#include <cstring>
 #include <string_view>
 
 #include "base/error.h"
 #include "base/strings.h"
+#include "launch/job_token.h"
 
 namespace mtrain::launch {
 
@@ -150,6 +154,11 @@ RendezvousConfig parse_rendezvous_config(const std::string& text) {
                                {"is_host", kHost},
                                {"store_type", kHost},
                                {"use_libuv", kHost}};
+  // Keys of etcd, and torchrun's other names for them.
+  constexpr Row kEtcd[] = {
+      {"protocol", "protocol"}, {"cacert", "cacert"}, {"ca_cert", "cacert"},
+      {"cert", "cert"},         {"ssl_cert", "cert"}, {"key", "key"},
+      {"ssl_cert_key", "key"},  {"user", "user"},     {"password_file", "password_file"}};
   RendezvousConfig config;
   for (const std::string& part : split(text, ',')) {
     const std::string pair(trim(part));
@@ -165,15 +174,71 @@ RendezvousConfig parse_rendezvous_config(const std::string& text) {
                         "hosts are numbered from 0");
       continue;
     }
+    if (key == "password")
+      throw UserError("--rdzv_conf: a password on the command line can be read by every user",
+                      "write it into a file that only you can read: password_file=FILE");
+    const auto etcd = std::ranges::find_if(kEtcd, [&](const Row& row) { return key == row.key; });
+    if (etcd != std::end(kEtcd)) {
+      config.etcd[etcd->why] = value;
+      continue;
+    }
     const Row* known = nullptr;
     for (const Row& row : kNoEffect)
       if (key == row.key) known = &row;
     if (!known)
       throw UserError(fmt::format("--rdzv_conf: there is no key {}", key),
-                      "rank=N numbers this host, as --node_rank does");
+                      "rank=N numbers this host, as --node_rank does; protocol, cacert, cert, key, "
+                      "user and password_file are for etcd");
     config.warnings.push_back(fmt::format("--rdzv_conf: {} has no effect: {}", key, known->why));
   }
   return config;
+}
+
+EtcdOptions parse_etcd(const std::string& endpoint, const RendezvousConfig& config) {
+  constexpr uint16_t kEtcdPort = 2379;
+  EtcdOptions o;
+  const auto value = [&](const char* key) {
+    const auto found = config.etcd.find(key);
+    return found == config.etcd.end() ? std::string() : found->second;
+  };
+  std::string protocol = value("protocol");
+  for (const std::string& part : split(endpoint, ',')) {
+    std::string server(trim(part));
+    if (const size_t scheme = server.find("://"); scheme != std::string::npos) {
+      const std::string own = to_lower(server.substr(0, scheme));
+      if (!protocol.empty() && protocol != own)
+        throw UserError(
+            fmt::format("--rdzv_endpoint={}: {} and {} cannot be mixed", endpoint, protocol, own),
+            "write all servers with one protocol");
+      protocol = own;
+      server = server.substr(scheme + 3);
+      if (server.ends_with('/')) server.pop_back();
+    }
+    const Endpoint at = parse_endpoint(server);
+    o.servers.push_back({at.host, at.port.value_or(kEtcdPort)});
+  }
+  o.ca_file = value("cacert");
+  o.cert_file = value("cert");
+  o.key_file = value("key");
+  const bool secured = !o.ca_file.empty() || !o.cert_file.empty() || !o.key_file.empty();
+  if (!protocol.empty() && protocol != "http" && protocol != "https")
+    throw UserError(fmt::format("etcd is not reached by {}", protocol), "use http or https");
+  if (protocol == "http" && secured)
+    throw UserError("--rdzv_conf: cacert, cert and key are for https", "add protocol=https");
+  o.tls = protocol == "https" || secured;
+  if (o.cert_file.empty() != o.key_file.empty())
+    throw UserError("--rdzv_conf: cert and key belong together", "cert=FILE,key=FILE");
+  for (const std::string& file : {o.ca_file, o.cert_file, o.key_file})
+    if (!file.empty() && access(file.c_str(), R_OK) != 0)
+      throw UserError(
+          fmt::format("--rdzv_conf: {} cannot be read: {}", file, std::strerror(errno)));
+  o.user = value("user");
+  const std::string password = value("password_file");
+  if (o.user.empty() != password.empty())
+    throw UserError("--rdzv_conf: user and password_file belong together",
+                    "user=NAME,password_file=FILE");
+  if (!password.empty()) o.password = read_password_file(password);
+  return o;
 }
 
 }  // namespace mtrain::launch

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "launch/etcd_options.h"
+
 namespace mtrain::launch {
 
 // All functions throw UserError, which names the option, for a malformed text and for a request
@@ -49,8 +51,14 @@ std::set<int> parse_local_ranks(const std::string& text);
 // torchrun a line that explains why it has none.
 struct RendezvousConfig {
   std::optional<int> node;  // rank=N numbers this host
+  // How etcd is reached: protocol, cacert, cert, key, user, password_file.
+  std::map<std::string, std::string> etcd = {};
   std::vector<std::string> warnings;
 };
 RendezvousConfig parse_rendezvous_config(const std::string& text);
+
+// --rdzv_endpoint and --rdzv_conf of --rdzv_backend=etcd. The endpoint has one or more servers of a
+// cluster: host:port,host:port or https://host:port. Reads the file of the password.
+EtcdOptions parse_etcd(const std::string& endpoint, const RendezvousConfig& config);
 
 }  // namespace mtrain::launch

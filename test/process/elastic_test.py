@@ -49,15 +49,20 @@ class Job:
     def __init__(self, run, nodes, *settings, launcher=(), networks=None):
         self.run, self.nodes, self.settings, self.launcher, self.port = run, nodes, settings, launcher, next(PORTS)
         self.processes, self.networks = {}, networks
+        self.token = [f"--token_file={WORK}/token"]
+
+    def meeting(self):
+        """-> the words that say how the launchers meet"""
+        address = self.networks.address(0) if self.networks else "127.0.0.1"
+        return ["--rdzv_backend=store", "--rdzv_id=elastic", f"--rdzv_endpoint={address}:{self.port}"]
 
     def start(self, host, ranks=2, node=None, settings=()):
         """`node`: the number, if it is not that of the host."""
         folder = WORK / self.run / f"folder{host}"
         folder.mkdir(parents=True, exist_ok=True)
-        address = self.networks.address(0) if self.networks else "127.0.0.1"
         within = self.networks.within(host) if self.networks else []
-        command = [*within, LAUNCH, f"--nnodes={self.nodes}", f"--nproc_per_node={ranks}", f"--node_rank={host if node is None else node}", "--rdzv_backend=store",
-                   "--rdzv_id=elastic", f"--rdzv_endpoint={address}:{self.port}", f"--token_file={WORK}/token",
+        command = [*within, LAUNCH, f"--nnodes={self.nodes}", f"--nproc_per_node={ranks}", f"--node_rank={host if node is None else node}",
+                   *self.meeting(), *self.token,
                    *([] if self.networks else ["--local_addr=127.0.0.1"]),
                    *self.launcher, "--recipe", f"{WORK}/r.yaml", f"train.run_dir={WORK}/{self.run}/run", *self.settings, *settings]
         environment = {**os.environ, "XDG_CACHE_HOME": str(WORK), "LD_PRELOAD": HOST_NAMES, "MTRAIN_TEST_HOST": f"host{host}"}
@@ -90,7 +95,7 @@ class Job:
         """`after`: the record must be newer than this time."""
         end = time.time() + 180
         while not any(s >= step and r["time"] > after for s, r in self.records().items()):
-            if self.processes[0].poll() is not None or time.time() > end:
+            if all(p.poll() is not None for p in self.processes.values()) or time.time() > end:
                 self.fail(f"step {step} is not reached")
             time.sleep(0.01)
 
@@ -525,7 +530,7 @@ def ranks_of_events():
     print("an event has the ranks of its start")
 
 
-def main():
+def make_files():
     global SHARED
     SHARED = set(os.listdir("/dev/shm"))
     (WORK / "r.yaml").write_text(RECIPE)
@@ -533,6 +538,10 @@ def main():
     (WORK / "token").write_text(os.urandom(32).hex() + "\n")
     (WORK / "token").chmod(0o600)
     subprocess.run([MTRAIN, "data", "build", "--input", f"{WORK}/text", "--output", f"{WORK}/set"], check=True, stdout=subprocess.DEVNULL)
+
+
+def main():
+    make_files()
     nightly = "--nightly" in sys.argv[4:]
     only = [name for name in sys.argv[4:] if name != "--nightly"]
     expected = straight()

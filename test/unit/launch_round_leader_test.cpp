@@ -84,6 +84,7 @@ class Job {
     return seen.note;
   }
   void disconnect(int node) { seen_[fmt::format("{}/", node)].connected = false; }
+  void connect(int node) { seen_[fmt::format("{}/", node)].connected = true; }
   void freeze(int node) { frozen_.push_back(node); }
 
   // All hosts begin the round that was announced, or stop as they were asked to.
@@ -191,6 +192,7 @@ TEST_CASE("one cause is agreed: a rank that died comes before errors about peers
   CHECK(job.last.delay_s == 0);
   CHECK(job.look() == "run run");
   CHECK(job.last.round == 1);
+  CHECK(job.last.restarts_left == 2);
   // The second failure in a row is followed by a wait, and the last one by the end.
   for (int64_t round = 1; round < 4; ++round) {
     job.run({0, 1}, round);
@@ -427,7 +429,7 @@ TEST_CASE("a host that joins and fails is refused, and the job continues without
   };
   const Row rows[] = {
       {"its rank fails", 2, {.weight = 1, .rank = 4, .message = "no data here"}, 40, true},
-      {"its rank dies", 2, {.weight = 0, .rank = 4, .message = "no data here"}, 40, true},
+      {"its rank is killed", 2, {.weight = 0, .rank = 4, .message = "was killed"}, 40, false},
       {"another host reports its recipe",
        0,
        {.weight = 1, .exit_code = 2, .rank = 0, .message = "no data here"},
@@ -457,6 +459,35 @@ TEST_CASE("a host that joins and fails is refused, and the job continues without
     CHECK(job.look() == "run");
     CHECK(job.members() == (row.refused ? "01" : "012"));
   }
+}
+
+TEST_CASE("a host that joins is refused when its rank dies a second time") {
+  Job job(options_of(1, 3, 12));
+  begin_joined(job);
+  job.checkpoint = 40;
+  for (int64_t round = 1; round < 3; ++round) {
+    job.run({0, 1, 2}, round);
+    CHECK(job.look() == "");
+    for (const int node : {0, 1})
+      job.fail(node, round, {.weight = 2, .rank = 2 * node, .message = "peer"});
+    job.fail(2, round, {.weight = 0, .step = 41 + round, .rank = 4, .message = "was killed"});
+    CHECK(job.look() == "end");
+    CHECK(job.look() == (round == 1 ? "cause" : "refuse cause"));
+    CHECK(job.look(2s) == "run");
+    CHECK(job.members() == (round == 1 ? "012" : "01"));
+  }
+}
+
+TEST_CASE("a host that is lost stays the cause when it comes back") {
+  Job job(options_of(1, 2, 4));
+  begin_elastic(job, {0, 1});
+  job.disconnect(1);
+  CHECK(job.look(4200ms) == "end");
+  job.connect(1);
+  job.fail(0, 0, {.weight = 2, .rank = 0, .message = "lost a peer", .text = "peer"});
+  job.fail(1, 0, {.weight = 2, .rank = 2, .message = "lost a peer", .text = "peer"});
+  CHECK(job.look() == "cause");
+  CHECK_THAT(job.lines, Contains("host 1 (h1) is gone") && !Contains("peer"));
 }
 
 TEST_CASE("a host without which the job cannot train is not refused") {

@@ -1,0 +1,150 @@
+#include "launch/etcd_election.h"
+
+#include <utility>
+
+namespace mtrain::launch {
+
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kRenewEvery = 2s;  // several attempts fit into a lease
+
+}  // namespace
+
+EtcdElection::EtcdElection(const EtcdOptions& options, const std::string& job, std::string id)
+    : client_(options),
+      id_(std::move(id)),
+      leader_key_("/mtrain/" + job + "/leader"),
+      rounds_key_("/mtrain/" + job + "/rounds") {}
+
+EtcdElection::~EtcdElection() { resign(); }
+
+std::optional<LeaderRecord> EtcdElection::leader() {
+  const auto entry = client_.get(leader_key_);
+  return entry ? parse_leader(entry->value) : std::nullopt;
+}
+
+std::optional<RoundFacts> EtcdElection::facts() {
+  const auto entry = client_.get(rounds_key_);
+  return entry ? parse_facts(entry->value) : std::nullopt;
+}
+
+// Returns false if another launcher leads.
+bool EtcdElection::create_leader() {
+  lease_ = client_.grant(int(kLease.count()));
+  const bool made = client_.create(leader_key_, text_of(record_), lease_);
+  const auto entry = client_.get(leader_key_);
+  if (!made) {
+    // The answer to an earlier attempt may have been lost.
+    const auto record = entry ? parse_leader(entry->value) : std::nullopt;
+    if (!record || record->id != id_) {
+      client_.revoke(std::exchange(lease_, 0));
+      return false;
+    }
+    lease_ = entry->lease;
+  }
+  created_ = entry ? entry->created : 0;
+  return created_ != 0;
+}
+
+bool EtcdElection::campaign(const LeaderRecord& record) {
+  resign();
+  const std::lock_guard lock(mutex_);
+  record_ = record;
+  rounds_lease_ = 0;
+  facts_.reset();
+  if (!create_leader()) return false;
+  leads_ = answers_ = true;
+  ends_ = false;
+  keeper_ = std::thread([this] { keep(); });
+  return true;
+}
+
+bool EtcdElection::publish(const LeaderRecord& record) {
+  const std::lock_guard lock(mutex_);
+  record_ = record;
+  return leads_ && client_.put_if(leader_key_, created_, leader_key_, text_of(record_), lease_);
+}
+
+void EtcdElection::keep() {
+  std::unique_lock lock(mutex_);
+  while (!wake_.wait_for(lock, kRenewEvery, [&] { return ends_; }) && leads_) {
+    try {
+      renew();
+      answers_ = true;
+    } catch (const std::exception&) {  // the next attempt follows; a round that begins reports it
+      answers_ = false;
+    }
+  }
+}
+
+// The lease has expired if this launcher was stopped, or if etcd has lost its data. The launcher
+// still leads unless another one does.
+void EtcdElection::renew() {
+  if (!client_.keep_alive(lease_) && !create_leader()) {
+    const auto entry = client_.get(leader_key_);
+    const auto record = entry ? parse_leader(entry->value) : std::nullopt;
+    if (record && record->id != id_) leads_ = false;
+    return;
+  }
+  if (rounds_lease_ != 0 && facts_ && !client_.keep_alive(rounds_lease_)) {
+    rounds_lease_ = 0;
+    put_facts(*facts_);
+  }
+}
+
+bool EtcdElection::put_facts(const RoundFacts& facts) {
+  if (rounds_lease_ == 0) rounds_lease_ = client_.grant(int(kRoundsLease.count()));
+  return client_.put_if(leader_key_, created_, rounds_key_, text_of(facts), rounds_lease_);
+}
+
+bool EtcdElection::settle(RoundFacts facts) {
+  if (!answers_ || !leads_) return false;  // the keeper tries
+  const std::lock_guard lock(mutex_);
+  facts.leader = id_;
+  facts.leader_host = record_.host;
+  try {
+    if (!put_facts(facts)) {
+      renew();  // finds out why
+      if (!leads_ || !put_facts(facts)) return false;
+    }
+  } catch (const std::exception&) {
+    answers_ = false;
+    return false;
+  }
+  facts_ = std::move(facts);
+  return true;
+}
+
+void EtcdElection::finish(int code) {
+  try {
+    const std::lock_guard lock(mutex_);
+    if (leads_ && facts_) {
+      facts_->over = true;
+      facts_->code = code;
+      client_.revoke(std::exchange(rounds_lease_, client_.grant(int(2 * kLease.count()))));
+      put_facts(*facts_);
+    }
+  } catch (const std::exception&) {  // what is in etcd expires
+  }
+  resign();
+}
+
+void EtcdElection::resign() {
+  {
+    const std::lock_guard lock(mutex_);
+    ends_ = true;
+  }
+  wake_.notify_all();
+  if (keeper_.joinable()) keeper_.join();
+  const bool led = leads_.exchange(false);
+  const int64_t lease = std::exchange(lease_, 0);
+  if (!led || lease == 0) return;
+  try {
+    client_.revoke(lease);
+  } catch (const std::exception&) {  // it expires
+  }
+}
+
+}  // namespace mtrain::launch
