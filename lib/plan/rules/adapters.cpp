@@ -51,7 +51,6 @@ void validate_adapters(const Recipe& r, const Overlap& overlap, Diagnostics& dia
           std::ranges::any_of(lora->layers, [](const auto& layer) { return !layer.empty(); }),
       {"peft.target_modules", "peft.exclude_modules"}, "no linear gets an adapter",
       "exclude fewer modules, or remove the section peft to train all weights");
-  const auto& d = r.distributed;
   const Excluded rows[]{
       {r.model.moe.num_experts > 0, "model.moe.num_experts",
        "adapters beside experts are not supported yet", "train a dense model"},
@@ -63,8 +62,6 @@ void validate_adapters(const Recipe& r, const Overlap& overlap, Diagnostics& dia
        "use adamw"},
       {!r.optimizer.master_weights, "optimizer.master_weights",
        "adapters are small, and are trained with fp32 master weights", "leave it out"},
-      {r.peft.dropout > 0 && d.tp_size > 1, "peft.dropout",
-       "tensor parallelism divides the inputs that dropout drops from", "set it to 0"},
       {overlap.fine_grained_1f1b, "comm_overlap.fine_grained_1f1b",
        "its pairs of passes count the weight gradients of full training", "set it to false"},
       {overlap.defer_embedding_wgrad_compute, "comm_overlap.defer_embedding_wgrad_compute",
