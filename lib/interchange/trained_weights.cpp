@@ -101,7 +101,7 @@ std::string base_content(const HfFolder& folder) {
 
 spec::ModelSpec adapted_model(const recipe::Recipe& r) {
   spec::ModelSpec model = recipe::model_spec(r.model);
-  model.lora = recipe::adapters_of(r.peft, model);
+  model.lora = recipe::adapters_of(r.peft, r.model, model);
   return model;
 }
 
