@@ -312,6 +312,22 @@ TEST_CASE("adapters of experts that ranks have saved continue on one rank, and o
   }
 }
 
+TEST_CASE("a checkpoint of adapters that does not record its base model gets a warning") {
+  const TemporaryFolder temporary;
+  const fs::path base = golden_hf() / "llama";
+  const auto device = Device::cpu(1);
+  train::Trainer t = tuned(*device, base, kOfLlama);
+  run::start_from_folder(t);
+  t.step();
+  const fs::path from = run::save_run(t, temporary.path);  // without the identity of its data
+  std::string warnings;
+  log::set_record(nullptr);  // forgets what other tests have logged
+  log::set_record([&](std::string_view lines) { warnings += lines; });
+  interchange::open_trained(from);
+  log::set_record(nullptr);
+  CHECK_THAT(warnings, Contains("does not record which base model"));
+}
+
 TEST_CASE("adapters of experts in AutoModel's form, with A and B swapped, are the same") {
   const auto base = interchange::open_hf_folder(golden_hf() / "mixtral");
   const fs::path golden = golden_lora("mixtral");
@@ -358,6 +374,30 @@ TEST_CASE("adapters of experts in AutoModel's form, with A and B swapped, are th
     return all;
   };
   CHECK((merged(temporary.path) == merged(golden)));
+}
+
+TEST_CASE("any changed tensor of a base model changes its content") {
+  const TemporaryFolder temporary;
+  const auto content = [](const fs::path& folder) {
+    return interchange::base_content(interchange::open_hf_folder(folder));
+  };
+  const fs::path base = golden_hf() / "llama", other = temporary / "other";
+  fs::copy(base, other, fs::copy_options::recursive);
+  CHECK(content(other) == content(base));
+  const auto file = storage::SafetensorsReader(base / "model.safetensors");
+  for (const storage::StoredTensor& t : file.tensors()) {
+    INFO(t.name);
+    for (const int64_t at : {t.begin, t.begin + t.bytes / 2, t.begin + t.bytes - 1}) {
+      std::fstream changed(other / "model.safetensors",
+                           std::ios::in | std::ios::out | std::ios::binary);
+      changed.seekg(at);
+      const char was = char(changed.get());
+      changed.seekp(at), changed.put(char(was ^ 1)), changed.flush();
+      CHECK(content(other) != content(base));
+      changed.seekp(at), changed.put(was);
+    }
+  }
+  CHECK(content(other) == content(base));
 }
 
 TEST_CASE("a checkpoint of adapters refuses another base model, and names one that is gone") {
