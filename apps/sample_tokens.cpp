@@ -1,12 +1,16 @@
 #include "apps/sample_tokens.h"
 
+#include <unistd.h>
 #include <algorithm>
+
+#include "apps/build_progress.h"
 
 #include "base/cache_folder.h"
 #include "base/error.h"
 #include "base/hub_cache.h"
 #include "base/log.h"
 #include "base/strings.h"
+#include "base/terminal.h"
 #include "data/dataset/indexed_dataset.h"
 #include "data/dataset/rows_dataset.h"
 #include "data/samples/sample_source.h"
@@ -25,9 +29,10 @@ data::SampleSource source_of(const Recipe& r, const recipe::SamplesConfig& s, co
   using From = recipe::SampleFormat;
   using Format = data::SampleSource::Format;
   const bool messages = *s.format == From::messages;
-  return {.format = messages                  ? Format::messages
-                    : *s.format == From::text ? Format::text
-                                              : Format::prompt_completion,
+  return {.format = messages                    ? Format::messages
+                    : *s.format == From::text   ? Format::text
+                    : *s.format == From::tokens ? Format::tokens
+                                                : Format::prompt_completion,
           .files = s.files,
           .split = data::parse_split(s.split).value_or(data::Split{}),
           .subset = s.subset.value_or(""),
@@ -39,6 +44,7 @@ data::SampleSource source_of(const Recipe& r, const recipe::SamplesConfig& s, co
           .chat_template = s.chat_template.value_or(""),
           .together = s.together,
           .answers_only = s.answers_only,
+          .last_answer = s.last_answer_only,
           .headers = s.headers,
           .end_of_text = s.end_of_text.value_or(!messages && !s.chat_template),
           .tokenizer = r.tokenizer.path ? hub_model_folder(*r.tokenizer.path).string() : "byte",
@@ -54,13 +60,14 @@ std::string tokenize(const Recipe& r, const recipe::SamplesConfig& s, const char
   else if (const auto folder = cache_folder())
     cache = *folder / "data";
   else
-    throw UserError("there is no cache folder: neither XDG_CACHE_HOME nor HOME is set",
+    throw UserError("the tokens have no cache folder: neither XDG_CACHE_HOME nor HOME is set",
                     "set dataset.cache_dir");
   int64_t shown = 0;
   const auto result = data::tokenize_samples(source, cache, [&](const data::BuildProgress& p) {
+    if (shows) show_build_progress(p, fmt::format("{}: ", name));
     constexpr int64_t kStep = 10;
     const int64_t percent = p.bytes_total > 0 ? 100 * p.bytes_done / p.bytes_total : 100;
-    if (!shows || percent < shown + kStep) return;
+    if (!shows || is_live_terminal(STDERR_FILENO) || percent < shown + kStep) return;
     shown = percent / kStep * kStep;
     log::info(fmt::format("{}: {} % tokenized, {} rows, {} tokens", name, percent,
                           human_count(double(p.documents)), human_count(double(p.tokens))));

@@ -8,7 +8,7 @@
 # `mtrain export hf` writes of these models (fp32, bf16 and fp16, in one file and in several) and of a model that mtrain
 # has trained: no key may be missing or unexpected, and the logits must be the same. What `mtrain eval` and
 # `mtrain generate` make of that model is held against transformers: from its export, and from the folder `consolidated`
-# that the run itself wrote. peft computes what scripts/golden/lora.py records, and loads the adapters of a run. Real models in the folders that MTRAIN_MODELS names, separated by colons, are evaluated,
+# that the run itself wrote. peft computes what scripts/golden/lora.py records, and loads the adapters of a run, those of experts too. Real models in the folders that MTRAIN_MODELS names, separated by colons, are evaluated,
 # continued, imported, exported and loaded, too.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -64,6 +64,14 @@ consolidated=$work/lora/checkpoints/step-00000003/consolidated
 diff -r "$consolidated" "$work/adapter" || die "the run's own form differs from its export"
 "${pythons[0]}" -B scripts/golden/lora.py --same "$work/trained" "$work/adapter" "$work/merged"
 "${pythons[0]}" -B scripts/golden/hf_use.py --compare "$mtrain" "$work/merged"
+# The same with adapters of experts, which peft keeps as those of parameters.
+"$mtrain" --recipe recipes/continue.yaml model.from=test/golden/hf/mixtral tokenizer.type=NullTokenizer '~tokenizer.path' \
+  'dataset.train={mock: 200, vocab_size: 64}' 'dataset.validation=[]' dataset.seq_length=16 train.steps=5 \
+  train.global_batch_size=8 train.micro_batch_size=2 validation.every_steps=0 "train.run_dir=$work/moe" \
+  lr_scheduler.warmup_steps=0 optimizer.lr=1e-2 peft.dim=4 'peft.target_modules=["*"]' peft.moe_rank_scaling=true >/dev/null
+"$mtrain" export hf "$work/moe" --output "$work/moe_adapter"
+"$mtrain" export hf "$work/moe" --output "$work/moe_merged" --merge --dtype fp32
+"${pythons[0]}" -B scripts/golden/lora.py --same test/golden/hf/mixtral "$work/moe_adapter" "$work/moe_merged"
 IFS=: read -ra models <<<"${MTRAIN_MODELS:-}"
 for model in "${models[@]}"; do
   "${pythons[0]}" -B scripts/golden/hf_use.py --compare "$mtrain" "$model"

@@ -6,10 +6,10 @@
 #include <fmt/core.h>
 #include <CLI/CLI.hpp>
 
+#include "apps/build_progress.h"
 #include "apps/command_line.h"
 #include "base/error.h"
 #include "base/log.h"
-#include "base/strings.h"
 #include "base/terminal.h"
 #include "commands.h"
 #include "data/build/build.h"
@@ -29,21 +29,6 @@ struct BuildCommand {
               bos = "auto", eod, chat_template;
   bool no_eod = false;
 };
-
-// Updates one line on a terminal; without a terminal it writes nothing.
-void show(const data::BuildProgress& p) {
-  static const bool live = is_live_terminal(STDERR_FILENO);
-  if (!live) return;
-  const double share = p.bytes_total ? double(p.bytes_done) / double(p.bytes_total) : 1;
-  const std::string line =
-      fmt::format("{:3.0f} %  {} of {}, {} documents, {} tokens", 100 * share,
-                  human_bytes(double(p.bytes_done)), human_bytes(double(p.bytes_total)),
-                  human_count(double(p.documents)), human_count(double(p.tokens)));
-  // One column stays free, since some terminals wrap when the last column is filled.
-  const auto shown = fit_columns(line, terminal_width(STDERR_FILENO) - 1);
-  write_all(STDERR_FILENO,
-            fmt::format("\r{}\033[K{}", shown, p.bytes_done == p.bytes_total ? "\n" : ""));
-}
 
 void build(BuildCommand c) {
   c.build.format = pick<data::InputFormat>(c.format, {{"auto", data::InputFormat::automatic},
@@ -73,7 +58,7 @@ void build(BuildCommand c) {
   const run::SignalGuard signals;
   const data::BuildResult result =
       build_dataset(c.build, *tokenizer, [&](const data::BuildProgress& p) {
-        show(p);
+        show_build_progress(p);
         // The exception ends the build, and its temporary files are deleted.
         if (signals.signal())
           throw RunError(fmt::format("{}: stopped early, and nothing was written",

@@ -162,8 +162,8 @@ std::optional<HubProblem> problem_of(const fs::path& path, const Kind& kind) {
   // organization.
   if (is_there(*path.begin()) || name->repository.find('/') == std::string::npos) return {};
   return HubProblem{
-      fmt::format("there is no file or folder {}, and no {} of this name in the "
-                  "caches of the Hugging Face Hub ({})",
+      fmt::format("{} is neither a file nor a folder, and no {} in the caches of the Hugging Face "
+                  "Hub ({})",
                   path.string(), kind.noun, looked_in.empty() ? "none is set" : looked_in),
       hint};
 }

@@ -28,6 +28,10 @@ WrittenAdapter write_adapter_folder(const std::filesystem::path& folder, const T
                                     const std::vector<Adapter>& adapters, const spec::Lora& lora,
                                     const std::string& base, DType dtype);
 
+// Returns the bytes of the tensors that write_adapter_folder() writes.
+int64_t adapter_folder_bytes(const TensorMap& map, const storage::ValueSource& factors,
+                             const std::vector<Adapter>& adapters, DType dtype);
+
 // Throws UserError as write_adapter_folder(), and writes nothing.
 void check_adapter_folder(const TensorMap& map, const std::vector<Adapter>& adapters);
 

@@ -80,4 +80,15 @@ std::string recorded_text(const fs::path& checkpoint) {
   return record.text.empty() ? read_file(record.file) : record.text;
 }
 
+recipe::Recipe recorded_recipe(const fs::path& checkpoint,
+                               const std::vector<std::string>& overrides) {
+  Diagnostics diagnostics;
+  const auto recipe = recipe::read_recipe_text(model_source(), recorded_text(checkpoint),
+                                               fmt::format("the recipe of {}", checkpoint.string()),
+                                               overrides, diagnostics);
+  diagnostics.throw_if_errors();
+  MT_CHECK(recipe, "{} gave neither a recipe nor an error", checkpoint.string());
+  return *recipe;
+}
+
 }  // namespace mtrain::interchange

@@ -2,6 +2,9 @@
 #pragma once
 #include <filesystem>
 #include <string>
+#include <vector>
+
+#include "recipe/recipe.h"
 
 namespace mtrain::interchange {
 
@@ -16,5 +19,8 @@ void report_checkpoint(const std::filesystem::path& checkpoint);
 
 // Returns the text of the recipe with which the checkpoint was saved. Throws UserError.
 std::string recorded_text(const std::filesystem::path& checkpoint);
+// Returns that recipe with changed settings ("~model.from" removes one). Throws UserError.
+recipe::Recipe recorded_recipe(const std::filesystem::path& checkpoint,
+                               const std::vector<std::string>& overrides);
 
 }  // namespace mtrain::interchange

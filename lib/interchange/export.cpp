@@ -48,16 +48,6 @@ constexpr int64_t kExportedAtOnce = int64_t{1} << 22;  // elements in memory at 
 
 using Types = std::map<std::string, DType, std::less<>>;
 
-recipe::Recipe read_saved(const fs::path& checkpoint, const std::vector<std::string>& overrides) {
-  Diagnostics diagnostics;
-  const auto recipe = recipe::read_recipe_text(model_source(), recorded_text(checkpoint),
-                                               fmt::format("the recipe of {}", checkpoint.string()),
-                                               overrides, diagnostics);
-  diagnostics.throw_if_errors();
-  MT_CHECK(recipe, "{} gave neither a recipe nor an error", checkpoint.string());
-  return *recipe;
-}
-
 // Returns the folder from which the model came, if it has a config.json; else an empty path. If
 // that folder is gone, warns about what the export lacks.
 fs::path origin_of(const fs::path& checkpoint) {
@@ -273,7 +263,7 @@ struct Contents {
 
 Contents contents_of(const fs::path& checkpoint, const TrainedWeights& trained,
                      const ExportOptions& options) {
-  Contents c{.recipe = read_saved(checkpoint, {"~model.from"})};
+  Contents c{.recipe = recorded_recipe(checkpoint, {"~model.from"})};
   take_vocabulary(c.recipe, *trained.weights);
   c.origin = trained.base.empty() ? origin_of(checkpoint) : fs::path(trained.base);
   const std::string base = c.origin.empty() ? "" : read_file(c.origin / "config.json");
@@ -310,7 +300,7 @@ Contents parse_contents(const std::string& text, const fs::path& checkpoint,
   const size_t end = text.find(kEndOfOrigin);
   MT_CHECK(end != std::string::npos, "no text of print_contents()");
   const json all = parse_json(text.substr(end + 1), "the contents of a Hugging Face folder");
-  Contents c{.recipe = read_saved(checkpoint, {"~model.from"})};
+  Contents c{.recipe = recorded_recipe(checkpoint, {"~model.from"})};
   take_vocabulary(c.recipe, *trained.weights);
   c.origin = text.substr(0, end);
   c.config = all.at("config").get<std::string>();
@@ -425,10 +415,14 @@ Exported export_hf(const fs::path& checkpoint, const fs::path& output,
 
 std::string plan_consolidated(const fs::path& checkpoint, const fs::path& folder,
                               const ExportOptions& options) {
-  const TrainedWeights trained = open_trained(checkpoint);
+  // The run that saves the checkpoint has compared its base model as it began.
+  const TrainedWeights trained = open_trained(checkpoint, {}, false);
   const Contents contents = contents_of(checkpoint, trained, options);
   int64_t bytes = 0;
-  if (!writes_adapters(trained, options))
+  if (writes_adapters(trained, options))
+    bytes = adapter_folder_bytes(*contents.map, *trained.file, trained.adapters,
+                                 options.dtype.value_or(DType::f32));
+  else
     for (const Shard& shard : contents.shards) bytes += shard.bytes;
   storage::require_space(folder, bytes);
   return print_contents(contents);
@@ -444,7 +438,7 @@ Exported write_consolidated(const fs::path& checkpoint, const fs::path& folder,
   };
   if (!wait_until(listed)) throw unseen(storage::manifest_path(checkpoint));
   if (!wait_until([&] { return fs::is_directory(folder, error); })) throw unseen(folder);
-  const TrainedWeights trained = open_trained(checkpoint);
+  const TrainedWeights trained = open_trained(checkpoint, {}, false);
   return write_part(parse_contents(contents, checkpoint, trained, options), trained, checkpoint,
                     folder, part, options);
 }

@@ -33,14 +33,20 @@ void add_adapter(const Adapter& adapter, const std::vector<float>& a, const std:
   }
 }
 
-std::vector<float> read_all(const storage::ValueSource& source, const std::string& name) {
-  std::vector<float> values(size_t(source.shape(name).count()));
-  source.read(name, 0, int64_t(values.size()), values.data());
+// Returns the factor of one expert, or all of the tensor.
+std::vector<float> read_factor(const storage::ValueSource& source, const std::string& name,
+                               const Adapter& a) {
+  const int64_t count = source.shape(name).count() / std::max<int64_t>(a.experts, 1);
+  std::vector<float> values(static_cast<size_t>(count));
+  source.read(name, a.expert * count, count, values.data());
   return values;
 }
 
+int64_t columns_of(const Shape& weight) { return weight[weight.rank() - 1]; }
+
 void require_factor(const storage::ValueSource& source, const std::string& name,
-                    const Shape& shape) {
+                    const Adapter& adapter, Shape shape) {
+  if (adapter.experts > 0) shape = {adapter.experts, shape[0], shape[1]};
   if (!source.contains(name)) throw UserError(fmt::format("the adapter lacks {}", name));
   if (!(source.shape(name) == shape))
     throw UserError(fmt::format("{} is {}, and the model needs {}", source.origin(name),
@@ -48,13 +54,31 @@ void require_factor(const storage::ValueSource& source, const std::string& name,
                     "give the model that the adapter was trained with");
 }
 
+// Adds the adapter of each expert, if the experts have any.
+void add_expert_adapters(const spec::TensorSpec& weight, const spec::Lora& lora,
+                         const std::vector<spec::TensorSpec>& tensors,
+                         std::vector<Adapter>& adapters) {
+  const std::string linear = weight.name.substr(0, weight.name.rfind('.'));
+  if (!find_tensor(tensors, linear + ".lora.a")) return;
+  const int64_t experts = weight.full_shape[0], rows = weight.full_shape[1];
+  for (int64_t e = 0; e < experts; ++e)
+    adapters.push_back({.weight = weight.name,
+                        .first_row = e * rows,
+                        .rows = rows,
+                        .dim = lora.expert_dim,
+                        .scale = lora.alpha / double(lora.expert_dim),
+                        .a = linear + ".lora.a",
+                        .b = linear + ".lora.b",
+                        .experts = experts,
+                        .expert = e});
+}
+
 }  // namespace
 
 std::vector<Adapter> adapters_of(const spec::ModelSpec& model) {
   std::vector<Adapter> adapters;
   if (!model.lora) return adapters;
-  const int64_t dim = model.lora->dim;
-  const double scale = model.lora->alpha / double(dim);
+  const spec::Lora& lora = *model.lora;
   constexpr std::string_view kWeight = ".weight";
   for (int64_t layer = 0; layer < model.layer_count(); ++layer) {
     const std::vector<spec::TensorSpec> tensors = layer_tensors(model, layer);
@@ -64,8 +88,18 @@ std::vector<Adapter> adapters_of(const spec::ModelSpec& model) {
       const auto add = [&](spec::Rows part, int64_t first, int64_t rows) {
         const std::string name = linear + adapter_prefix(part);
         if (find_tensor(tensors, name + ".a"))
-          adapters.push_back({w.name, first, rows, dim, scale, name + ".a", name + ".b"});
+          adapters.push_back({.weight = w.name,
+                              .first_row = first,
+                              .rows = rows,
+                              .dim = lora.dim,
+                              .scale = lora.alpha / double(lora.dim),
+                              .a = name + ".a",
+                              .b = name + ".b"});
       };
+      if (w.split.experts) {
+        add_expert_adapters(w, lora, tensors, adapters);
+        continue;
+      }
       add(spec::Rows::all, 0, w.full_shape[0]);
       int64_t first = 0;
       for (const spec::RowSection& s : w.split.sections) {
@@ -82,9 +116,8 @@ MergedWeights::MergedWeights(std::shared_ptr<const ValueSource> weights,
                              const std::vector<Adapter>& adapters)
     : weights_(std::move(weights)), factors_(std::move(factors)) {
   for (const Adapter& a : adapters) {
-    const int64_t columns = weights_->shape(a.weight)[1];
-    require_factor(*factors_, a.a, {a.dim, columns});
-    require_factor(*factors_, a.b, {a.rows, a.dim});
+    require_factor(*factors_, a.a, a, {a.dim, columns_of(weights_->shape(a.weight))});
+    require_factor(*factors_, a.b, a, {a.rows, a.dim});
     adapters_[a.weight].push_back(a);
   }
 }
@@ -97,8 +130,8 @@ std::shared_ptr<const MergedWeights::Factors> MergedWeights::factors_of(
   }
   auto factors = std::make_shared<Factors>(Factors{.weight = weight, .a = {}, .b = {}});
   for (const Adapter& a : adapters) {
-    factors->a.push_back(read_all(*factors_, a.a));
-    factors->b.push_back(read_all(*factors_, a.b));
+    factors->a.push_back(read_factor(*factors_, a.a, a));
+    factors->b.push_back(read_factor(*factors_, a.b, a));
   }
   const std::lock_guard lock(mutex_);
   last_ = factors;
@@ -110,7 +143,7 @@ void MergedWeights::read(std::string_view name, int64_t first, int64_t count, fl
   const auto found = adapters_.find(name);
   if (found == adapters_.end() || count == 0) return;
   const auto factors = factors_of(found->first, found->second);
-  const int64_t columns = weights_->shape(name)[1];
+  const int64_t columns = columns_of(weights_->shape(name));
   for (size_t i = 0; i < found->second.size(); ++i)
     add_adapter(found->second[i], factors->a[i], factors->b[i], columns, first, count, values);
 }

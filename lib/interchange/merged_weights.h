@@ -12,12 +12,16 @@
 
 namespace mtrain::interchange {
 
-// An adapter of the rows [first_row, first_row + rows) of a weight.
+// An adapter of the rows [first_row, first_row + rows) of a weight. The rows of a weight of
+// experts, (experts, rows, columns), are those of all its matrices.
 struct Adapter {
   std::string weight;
   int64_t first_row = 0, rows = 0, dim = 0;
   double scale = 0;
   std::string a, b;  // the names of A (dim, columns) and B (rows, dim) in their source
+  // If `experts` is not 0, those tensors hold the factors of that many experts, one after the
+  // other, and this is the adapter of number `expert`.
+  int64_t experts = 0, expert = 0;
 };
 
 // Returns the adapters of a model's own linears, in the order of its tensors.

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/hub_cache.h"
+#include "base/log.h"
 #include "interchange/checkpoint_record.h"
 #include "interchange/model_source.h"
 #include "recipe/adapters.h"
@@ -22,17 +23,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-recipe::Recipe recorded_recipe_of(const fs::path& checkpoint,
-                                  const std::vector<std::string>& overrides) {
-  Diagnostics diagnostics;
-  const auto recipe = recipe::read_recipe_text(model_source(), recorded_text(checkpoint),
-                                               fmt::format("the recipe of {}", checkpoint.string()),
-                                               overrides, diagnostics);
-  diagnostics.throw_if_errors();
-  MT_CHECK(recipe, "{} gave neither a recipe nor an error", checkpoint.string());
-  return *recipe;
-}
-
 // Returns the folder that the recipe names as model.from, and its keys to ignore.
 recipe::ModelConfig base_of(const fs::path& checkpoint) {
   Diagnostics ignored;
@@ -42,6 +32,7 @@ recipe::ModelConfig base_of(const fs::path& checkpoint) {
   return recipe ? recipe->model : recipe::ModelConfig();
 }
 
+// Returns the hash of the base model that the checkpoint records; "" if it records none.
 std::string recorded_content(const fs::path& checkpoint) {
   const fs::path file = checkpoint / "state.json";
   std::error_code error;
@@ -50,7 +41,22 @@ std::string recorded_content(const fs::path& checkpoint) {
   return state.contains(kBaseContent) ? state.text(kBaseContent) : "";
 }
 
-HfFolder open_base(const fs::path& checkpoint, const fs::path& given) {
+void require_base(const fs::path& checkpoint, const fs::path& base, const HfFolder& folder) {
+  const std::string trained = recorded_content(checkpoint);
+  if (trained.empty())
+    return log::warn(
+        fmt::format("{} does not record which base model its adapters were trained with: that {} "
+                    "is this model cannot be checked",
+                    checkpoint.string(), base.string()));
+  const std::string found = base_content(folder);
+  if (trained != found)
+    throw UserError(fmt::format("{} does not have the weights that the adapters of {} were trained "
+                                "with: its tensors hash to {}, those of the base model to {}",
+                                base.string(), checkpoint.string(), found, trained),
+                    "give the folder with which the training began");
+}
+
+HfFolder open_base(const fs::path& checkpoint, const fs::path& given, bool compare) {
   const recipe::ModelConfig model = base_of(checkpoint);
   const fs::path base = given.empty() ? fs::path(model.from.value_or("")) : given;
   if (base.empty())
@@ -65,12 +71,7 @@ HfFolder open_base(const fs::path& checkpoint, const fs::path& given) {
         "put the folder back; or name its new place: mtrain generate --model BASE --adapter RUN, "
         "mtrain export hf RUN --base BASE");
   HfFolder folder = open_hf_folder(base, model.ignore_keys);
-  const std::string trained = recorded_content(checkpoint);
-  if (!trained.empty() && trained != base_content(folder))
-    throw UserError(fmt::format("{} does not have the weights that the adapters of {} were trained "
-                                "with: its tensors hash to {}, those of the base model to {}",
-                                base.string(), checkpoint.string(), base_content(folder), trained),
-                    "give the folder with which the training began");
+  if (compare) require_base(checkpoint, base, folder);
   return folder;
 }
 
@@ -101,7 +102,7 @@ std::string base_content(const HfFolder& folder) {
 
 spec::ModelSpec adapted_model(const recipe::Recipe& r) {
   spec::ModelSpec model = recipe::model_spec(r.model);
-  model.lora = recipe::adapters_of(r.peft, model);
+  model.lora = recipe::adapters_of(r.peft, r.model, model);
   return model;
 }
 
@@ -110,17 +111,17 @@ std::shared_ptr<const storage::ValueSource> TrainedWeights::merged() const {
   return std::make_shared<MergedWeights>(weights, file, adapters);
 }
 
-TrainedWeights open_trained(const fs::path& checkpoint, const fs::path& base) {
+TrainedWeights open_trained(const fs::path& checkpoint, const fs::path& base, bool compare_base) {
   TrainedWeights t{.file = open_checkpoint_tensors(checkpoint, storage::TensorSet::weights),
                    .weights = {},
                    .adapters = {},
                    .base = {}};
   t.weights = t.file;
-  const recipe::Recipe recipe = recorded_recipe_of(checkpoint, {"~model.from"});
+  const recipe::Recipe recipe = recorded_recipe(checkpoint, {"~model.from"});
   if (recipe.peft.on()) t.adapters = adapters_of(adapted_model(recipe));
   require_adapters(*t.file, t.adapters);
   if (t.adapters.empty() || t.file->contains("embedding.weight")) return t;
-  const HfFolder folder = open_base(checkpoint, base);
+  const HfFolder folder = open_base(checkpoint, base, compare_base);
   t.base = folder.tensors->path().string();
   t.weights = folder.source();
   return t;

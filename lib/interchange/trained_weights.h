@@ -16,8 +16,8 @@ namespace mtrain::interchange {
 // The key of state.json with the base_content() of the base model.
 inline constexpr const char* kBaseContent = "base_model";
 
-// Returns a hash of the tensors of a folder: their names, types and shapes, and the first and last
-// 256 bytes of each. It does not depend on how they are spread over files.
+// Returns a hash of the tensors of a folder (storage::tensors_content). It does not depend on how
+// they are spread over files.
 std::string base_content(const HfFolder& folder);
 
 // Returns the recipe's model with its adapters.
@@ -39,7 +39,9 @@ struct TrainedWeights {
 // empty, the recipe's model.from. Throws UserError if there is no such folder, or if it does not
 // have the weights that the adapters were trained with. It also throws if the checkpoint lacks an
 // adapter of its recipe, or has one that the recipe lacks.
+// Logs a warning if the checkpoint has no hash of its base model. Without compare_base the hash is
+// not compared: the caller has done so.
 TrainedWeights open_trained(const std::filesystem::path& checkpoint,
-                            const std::filesystem::path& base = {});
+                            const std::filesystem::path& base = {}, bool compare_base = true);
 
 }  // namespace mtrain::interchange

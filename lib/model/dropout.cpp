@@ -3,6 +3,7 @@
 #include "base/rng.h"
 #include "model/graph_inputs.h"
 #include "model/step.h"
+#include "ops/blocks.h"
 #include "ops/elementwise.h"
 
 namespace mtrain::model {
@@ -39,11 +40,36 @@ void drop_rows(const Step& step, const Tensor& x_TH, const SegmentId& segment, f
 }
 }  // namespace
 
-void drop_adapter_input(const Step& step, const Tensor& x_TI, const std::string& linear, float p,
-                        int64_t first_row) {
+// A rank that has some of the columns drops from full rows, a few at a time.
+void drop_adapter_input(const Step& step, const Tensor& x_TI, const std::string& adapter, float p,
+                        int64_t first_row, const ColumnRange& columns) {
+  constexpr int64_t kElements = 1 << 22;
   const uint64_t key =
-      rng_key(step.seed, fmt::format("dropout/{}.lora/{}/{}", linear, step.step, step.micro_batch));
-  drop_rows(step, x_TI, key, {}, p, first_row);
+      rng_key(step.seed, fmt::format("dropout/{}/{}/{}", adapter, step.step, step.micro_batch));
+  const int64_t own = x_TI.dim(1);
+  if (own == columns.all) return drop_rows(step, x_TI, key, {}, p, first_row);
+  const int64_t at_once = std::clamp<int64_t>(kElements / columns.all, 1, x_TI.dim(0));
+  const Tensor full = Tensor::empty(step.compute, {at_once, columns.all}, x_TI.dtype());
+  ops::fill(step.compute, full, 0);
+  for (int64_t row = 0; row < x_TI.dim(0); row += at_once) {
+    const int64_t rows = std::min(at_once, x_TI.dim(0) - row);
+    const Tensor some = x_TI.rows(row, row + rows), wide = full.rows(0, rows);
+    const ops::CopyBlock in{.from_row = 0,
+                            .from_column = 0,
+                            .to_row = 0,
+                            .to_column = columns.first,
+                            .rows = rows,
+                            .columns = own},
+        out{.from_row = 0,
+            .from_column = columns.first,
+            .to_row = 0,
+            .to_column = 0,
+            .rows = rows,
+            .columns = own};
+    ops::copy_blocks(step.compute, some, wide, {in});
+    drop_rows(step, wide, key, {}, p, first_row + row);
+    ops::copy_blocks(step.compute, wide, some, {out});
+  }
 }
 
 void drop(Step& step, const Tensor& x_TH, const SegmentId& segment, float p, int64_t first_row) {

@@ -15,7 +15,6 @@ class LoraLinear : public Linear {
   LoraLinear(ParamStore& params, const LinearSpec& spec, LinearSide side, const spec::Lora& lora,
              std::shared_ptr<TensorParallel> tensor)
       : side_(side),
-        name_(spec.name),
         scale_(lora.scale()),
         dropout_(float(lora.dropout)),
         tensor_(std::move(tensor)),
@@ -32,10 +31,9 @@ class LoraLinear : public Linear {
     const Tensor y_TO = base_->forward(step, x_TI);
     if (adapters_.empty()) return y_TO;
     x_TI.inner.clear();
-    const Tensor in = dropped(step, x);
     for (const Adapter& a : adapters_) {
-      const Tensor u =
-          ops::matmul(step.compute, "matmul_lora_fwd", in, a.a->value, {.b = true}, y_TO.dtype());
+      const Tensor u = ops::matmul(step.compute, "matmul_lora_fwd", dropped(step, x, a), a.a->value,
+                                   {.b = true}, y_TO.dtype());
       x_TI.inner.push_back(exchanged(step, scaled(step, u), side_ == LinearSide::column));
     }
     add_outputs(step, x_TI.inner, y_TO);
@@ -54,7 +52,7 @@ class LoraLinear : public Linear {
       g.dy.inner.push_back(exchanged(step, scaled(step, du), side_ == LinearSide::row));
       const Tensor dx = ops::matmul(step.compute, "matmul_lora_dgrad", g.dy.inner.back(),
                                     a.a->value, {}, dy.dtype());
-      drop(step, dx);
+      drop(step, dx, a);
       ops::add_into(step.compute, dx, g.dx_TI);
     }
     return g;
@@ -66,7 +64,7 @@ class LoraLinear : public Linear {
     if (adapters_.empty())
       entry.run = [] {};
     else
-      entry.run = [this, &step_compute = step.compute, x = dropped(step, x_TI.value.plain),
+      entry.run = [this, &step_compute = step.compute, x = inputs(step, x_TI.value.plain),
                    u = std::move(x_TI.inner),
                    dy = std::move(dy_TO)] { wgrad_now(step_compute, x, u, dy); };
     step.wgrad.push(std::move(entry));
@@ -76,6 +74,7 @@ class LoraLinear : public Linear {
   struct Adapter {
     Parameter *a, *b;
     int64_t first;  // the first of its columns in this rank's y
+    std::string name;
   };
 
   void add(ParamStore& params, const LinearSpec& spec, const AdapterSpec& adapter) {
@@ -98,7 +97,8 @@ class LoraLinear : public Linear {
         first += ShardSpec::Section{s.units, s.width}.rows_here(ranks);
       }
     Parameter* const of_a = params.add(spec.unit, part_of(adapter.a, std::move(a)));
-    adapters_.push_back({of_a, params.add(spec.unit, part_of(adapter.b, std::move(b))), first});
+    adapters_.push_back({of_a, params.add(spec.unit, part_of(adapter.b, std::move(b))), first,
+                         adapter.a.name.substr(0, adapter.a.name.rfind('.'))});
   }
 
   Tensor scaled(Step& step, const Tensor& u) const {
@@ -110,16 +110,30 @@ class LoraLinear : public Linear {
     return gather ? tensor_->gather(step, u) : tensor_->reduce(step, u);
   }
 
-  void drop(Step& step, const Tensor& x_TI) const {
-    if (step.training && dropout_ > 0) drop_adapter_input(step, x_TI, name_, dropout_, 0);
+  // A column-parallel linear has all columns of x, and under sequence parallelism its own rows; a
+  // row-parallel one has its own columns.
+  void drop(Step& step, const Tensor& x_TI, const Adapter& a) const {
+    if (!step.training || dropout_ == 0) return;
+    const int64_t T = x_TI.dim(0), I = x_TI.dim(1);
+    if (side_ == LinearSide::column)
+      drop_adapter_input(step, x_TI, a.name, dropout_, tensor_->first_row(T * tensor_->size()),
+                         {0, I});
+    else
+      drop_adapter_input(step, x_TI, a.name, dropout_, 0,
+                         {tensor_->rank() * I, tensor_->size() * I});
   }
-  // Returns the adapters' input: x, or a copy of it after dropout.
-  Tensor dropped(Step& step, const Tensor& x_TI) const {
+  // Returns an adapter's input: x, or a copy of it after dropout.
+  Tensor dropped(Step& step, const Tensor& x_TI, const Adapter& a) const {
     if (!step.training || dropout_ == 0) return x_TI;
     const Tensor copy = Tensor::empty(step.compute, x_TI.shape(), x_TI.dtype());
     ops::cast(step.compute, x_TI, copy);
-    drop(step, copy);
+    drop(step, copy, a);
     return copy;
+  }
+  std::vector<Tensor> inputs(Step& step, const Tensor& x_TI) const {
+    std::vector<Tensor> all;
+    for (const Adapter& a : adapters_) all.push_back(dropped(step, x_TI, a));
+    return all;
   }
 
   // Returns the columns of y, or of its gradient, that an adapter adds to.
@@ -166,11 +180,12 @@ class LoraLinear : public Linear {
     if (parts_TO) ops::add_into(step.compute, parts_TO, y_TO);
   }
 
-  void wgrad_now(Stream& stream, const Tensor& x_TI, const std::vector<Tensor>& u,
+  // `x` has the input of each adapter.
+  void wgrad_now(Stream& stream, const std::vector<Tensor>& x, const std::vector<Tensor>& u,
                  const LinearOperand& dy_TO) const {
     for (size_t i = 0; i < adapters_.size(); ++i) {
       const Adapter& a = adapters_[i];
-      ops::weight_gradient_into(stream, "matmul_lora_wgrad", dy_TO.inner[i], x_TI, a.a->grad,
+      ops::weight_gradient_into(stream, "matmul_lora_wgrad", dy_TO.inner[i], x[i], a.a->grad,
                                 !a.a->consume_first_write(), {});
       ops::weight_gradient_into(stream, "matmul_lora_wgrad",
                                 own_columns(stream, dy_TO.value.plain, a), u[i], a.b->grad,
@@ -179,7 +194,6 @@ class LoraLinear : public Linear {
   }
 
   const LinearSide side_;
-  const std::string name_;
   const float scale_, dropout_;
   const std::shared_ptr<TensorParallel> tensor_;
   const std::unique_ptr<Linear> base_;

@@ -125,10 +125,14 @@ struct Step {
 // micro-batch.
 uint64_t dropout_key(uint64_t seed, const SegmentId& segment, int64_t step, int64_t micro_batch);
 
-// Drops elements of an adapter's (T, I) input in place, by the key of the adapter's linear, in the
-// same way as drop() below.
-void drop_adapter_input(const Step& step, const Tensor& x_TI, const std::string& linear, float p,
-                        int64_t first_row);
+// The columns [first, first + those of a tensor) of a matrix with `all` columns.
+struct ColumnRange {
+  int64_t first, all;
+};
+// Drops elements of an adapter's input in place, in the same way as drop() below: which ones
+// depends on the adapter's name, and on the element's index in all columns.
+void drop_adapter_input(const Step& step, const Tensor& x_TI, const std::string& adapter, float p,
+                        int64_t first_row, const ColumnRange& columns);
 
 // Drops elements of a segment's (T, H) activation in place. Does nothing if p = 0 or outside
 // training. Which elements are dropped depends only on (seed, segment, step, micro-batch, element),

@@ -141,10 +141,22 @@ Count LayerActivations::passing_per_token(bool moe) const {
   const Count mlp = std::max((inputs(moe) + 1) * width / tp_ + quantized + hidden() +
                                  sharded_residual() + norm_input_gradient + recomputed,
                              2 * hidden() + normalized + 2 * sharded_residual()) +
-                    dispatched;
+                    dispatched + (moe && plan_.model.lora ? adapter_results() : 0);
   const Count attention = qkv_width() * (recomputes_head_norms() || attention_.latent ? 2 : 1) +
                           2 * attention_width() + 2 * hidden();
   return std::max(mlp, attention) * e_;
+}
+
+// The part of the experts' results that adapters compute before it is added.
+Count LayerActivations::adapter_results() const {
+  const auto& layers = plan_.model.lora->layers;
+  const auto any = [&](spec::Projection p) {
+    return std::ranges::any_of(layers, [&](const auto& l) { return std::ranges::count(l, p) > 0; });
+  };
+  const Count gate_up =
+                  any(spec::Projection::expert_gate_up) ? inputs(true) * width(true) / tp_ : 0,
+              down = any(spec::Projection::expert_down) ? rows_ * row_share() * hidden() : 0;
+  return std::max(gate_up, down);
 }
 
 Count LayerActivations::inputs(bool moe) const { return moe || mlp_.gated() ? 2 : 1; }

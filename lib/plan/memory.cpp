@@ -33,14 +33,17 @@ RankLayers layers_of_rank(const RunPlan& plan, const std::vector<int64_t>& stage
   return rank;
 }
 
-Count adapters_of_rank(const RunPlan& plan, const std::vector<int64_t>& stages) {
+AdapterParameters adapters_of_rank(const RunPlan& plan, const std::vector<int64_t>& stages) {
   const Layout& l = plan.layout;
-  Count all = 0;
+  AdapterParameters all;
   int64_t first = 0;
   for (int64_t s = 0; plan.model.lora && s < int64_t(l.layers_of_stage.size()); ++s) {
     const int64_t end = first + l.layers_of_stage[size_t(s)];
-    for (; first < end; ++first)
-      if (std::ranges::count(stages, s)) all += adapter_parameters(plan.model, first, l.tp);
+    for (; first < end; ++first) {
+      if (!std::ranges::count(stages, s)) continue;
+      const auto [dense, experts] = adapter_parameters(plan.model, first, l.tp, l.expert_tp, l.ep);
+      all.dense += dense, all.experts += experts;
+    }
   }
   return all;
 }
@@ -75,11 +78,13 @@ class Estimator {
     MemoryEstimate out;
     const Count of_experts = Count(layers_.moe) * experts_here();
     const bool frozen = plan_.model.lora.has_value();
-    const Spread dense{dense_parameters() + adapters_, frozen ? adapters_ : dense_parameters(),
-                       frozen ? adapters_ * moment_bytes()
+    const auto& [small, of_expert_adapters] = adapters_;
+    const Spread dense{dense_parameters() + small, frozen ? small : dense_parameters(),
+                       frozen ? small * moment_bytes()
                               : moments(layer_parameters()) + table_parameters() * moment_bytes(),
                        data_ranks(l_.dp_shard * l_.cp), layers_.float8_share() * linear_weights()},
-        experts{of_experts, frozen ? 0 : of_experts, frozen ? 0 : moments(of_experts),
+        experts{of_experts + of_expert_adapters, frozen ? of_expert_adapters : of_experts,
+                frozen ? of_expert_adapters * moment_bytes() : moments(of_experts),
                 data_ranks(expert_shards()), layers_.float8_moe_share() * of_experts};
     out.parameters = dense.parameters + experts.parameters;
     // A head in fp32 has wider values, which need no master weights.
@@ -253,8 +258,11 @@ class Estimator {
   // Bytes per token of the inner products of the adapters, in all layers of the rank.
   Count inner_per_token() const {
     if (!plan_.model.lora) return 0;
-    Count adapters = 0;
-    for (const auto& layer : plan_.model.lora->layers) adapters += Count(layer.size());
+    Count adapters = 0;  // those of experts are computed again
+    for (const auto& layer : plan_.model.lora->layers)
+      adapters += Count(std::ranges::count_if(layer, [](spec::Projection p) {
+        return p != spec::Projection::expert_gate_up && p != spec::Projection::expert_down;
+      }));
     return adapters * Count(layers_.all()) / Count(plan_.model.layer_count()) *
            Count(plan_.model.lora->dim) * e_;
   }
@@ -342,9 +350,9 @@ class Estimator {
       return 0;
     const int64_t at_once = dp_.overlap_grad_reduce ? 2 : 1;
     if (plan_.model.lora)
-      return layers_.all() == 0
-                 ? 0
-                 : 4 * adapters_ * Count(std::min(at_once, layers_.all())) / Count(layers_.all());
+      return layers_.all() == 0 ? 0
+                                : 4 * adapters_.all() * Count(std::min(at_once, layers_.all())) /
+                                      Count(layers_.all());
     return 4 * full_units(at_once, at_once);
   }
   // The elements of a dense layer's matrices, from the last to the first.
@@ -544,7 +552,7 @@ class Estimator {
   const Count rows_;  // rows of this rank's experts, per token of this rank
   const RankLayers layers_;
   const LayerActivations layer_;
-  const Count adapters_;  // parameters of the adapters of the rank's layers
+  const AdapterParameters adapters_;  // of the rank's layers
 };
 
 }  // namespace

@@ -52,12 +52,18 @@ LayerParameters layer_parameters(const spec::ModelSpec& m, int64_t layer) {
 
 }  // namespace
 
-Count adapter_parameters(const spec::ModelSpec& m, int64_t layer, int64_t tp) {
-  Count all = 0;
+AdapterParameters adapter_parameters(const spec::ModelSpec& m, int64_t layer, int64_t tp,
+                                     int64_t expert_tp, int64_t ep) {
+  AdapterParameters all;
   if (!m.lora) return all;
   for (const spec::TensorSpec& t : spec::layer_tensors(m, layer)) {
+    if (!t.adapter) continue;
     const bool divided = t.split.dim != spec::TensorSplit::Dim::none;
-    if (t.adapter) all += count(t.full_shape) / (divided ? Count(tp) : 1);
+    const Count n = count(t.full_shape);
+    if (t.split.experts)
+      all.experts += n / (divided ? Count(expert_tp) : 1) / Count(ep);
+    else
+      all.dense += n / (divided ? Count(tp) : 1);
   }
   return all;
 }
@@ -70,7 +76,8 @@ ModelParameters count_parameters(const spec::ModelSpec& m, int64_t vocab) {
     if (layers++ == 0) (moe ? p.moe : p.dense) = layer_parameters(m, i);
   }
   if (m.lora)
-    for (int64_t i = 0; i < m.layer_count(); ++i) p.adapters += adapter_parameters(m, i, 1);
+    for (int64_t i = 0; i < m.layer_count(); ++i)
+      p.adapters += adapter_parameters(m, i, 1, 1, 1).all();
   for (const spec::TensorSpec& t : spec::embedding_tensors(m))
     if (t.split.padded)
       p.token_table = Count(vocab) * Count(m.hidden);
@@ -88,7 +95,13 @@ TokenCost token_cost(const spec::ModelSpec& m) {
   const ModelParameters p = count_parameters(m, m.vocab);
   // A frozen weight needs no gradient, which is a third of the work.
   const double per_weight = m.lora ? 4 : 6;
-  TokenCost cost{.matmul_flops = per_weight * (p.active() - p.looked_up()) + 6.0 * p.adapters};
+  Count adapters = 0;  // those that a token uses
+  for (int64_t i = 0; m.lora && i < m.layer_count(); ++i) {
+    const AdapterParameters a = adapter_parameters(m, i, 1, 1, 1);
+    const spec::Experts* e = m.layer(i).experts();
+    adapters += a.dense + (e ? a.experts * Count(e->per_token) / Count(e->count) : 0);
+  }
+  TokenCost cost{.matmul_flops = per_weight * (p.active() - p.looked_up()) + 6.0 * adapters};
   for (const spec::LayerSpec& layer : m.layers) {
     const auto& a = layer.grouped();
     (a.window > 0 ? cost.window_flops_per_position : cost.attention_flops_per_position) +=

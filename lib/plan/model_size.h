@@ -46,8 +46,15 @@ struct ModelParameters {
   Count looked_up() const { return position_table + (output > 0 ? token_table : 0); }
 };
 
-// Returns the parameters of a layer's adapters on one of `tp` ranks.
-Count adapter_parameters(const spec::ModelSpec& model, int64_t layer, int64_t tp);
+// The parameters of a layer's adapters: those of its experts, and the others.
+struct AdapterParameters {
+  Count dense = 0, experts = 0;
+  Count all() const { return dense + experts; }
+};
+// Returns those of one of `tp` ranks, which divide each expert over `expert_tp` ranks, and the
+// experts over `ep`.
+AdapterParameters adapter_parameters(const spec::ModelSpec& model, int64_t layer, int64_t tp,
+                                     int64_t expert_tp, int64_t ep);
 
 // `vocab` is the vocabulary to count: the true one, or the padded one for memory.
 ModelParameters count_parameters(const spec::ModelSpec& model, int64_t vocab);

@@ -167,7 +167,7 @@ void copy_options(const Recipe& r, int64_t vocab, RunPlan& plan) {
   plan.context = context_options(r);
   plan.experts = expert_options(r);
   plan.model = recipe::model_spec(r.model, vocab, plan.sample_length);
-  plan.model.lora = recipe::adapters_of(r.peft, plan.model);
+  plan.model.lora = recipe::adapters_of(r.peft, r.model, plan.model);
   plan.parameters = count_parameters(plan.model, vocab);
   plan.token_cost = token_cost(plan.model);
   plan.recompute = recompute_options(r.recompute, r.model.num_layers);

@@ -136,7 +136,7 @@ std::string SavedRecipe::read() const { return text.empty() ? read_file(file) : 
 SavedRun read_saved_run(const recipe::ModelSource& models, const SavedRecipe& recipe) {
   const Recipe r = load_saved(models, recipe);
   spec::ModelSpec model = recipe::model_spec(r.model, 0, sample_length(r));
-  model.lora = recipe::adapters_of(r.peft, model);
+  model.lora = recipe::adapters_of(r.peft, r.model, model);
   return {.folders = folder_options(r),
           .tokenizer = tokenizer_options(r),
           .model = std::move(model),

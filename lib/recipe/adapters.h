@@ -9,20 +9,24 @@
 
 namespace mtrain::recipe {
 
+struct ModelConfig;
 struct PeftConfig;
 
-// Returns the adapters of a model; none if the section is off.
-std::optional<spec::Lora> adapters_of(const PeftConfig& peft, const spec::ModelSpec& model);
+// Returns the adapters of a model; none if the section is off. Its family decides which weights
+// are linears of their own.
+std::optional<spec::Lora> adapters_of(const PeftConfig& peft, const ModelConfig& config,
+                                      const spec::ModelSpec& model);
 
 // Returns the patterns that match no linear of the model.
 std::vector<std::string> unmatched_modules(const std::vector<std::string>& patterns,
-                                           const spec::ModelSpec& model);
+                                           const ModelConfig& config, const spec::ModelSpec& model);
 
 // Returns the linears that target_modules names as a whole, such as linear_qkv, and that
 // exclude_modules excludes in part. They have a single adapter, which cannot be divided.
-std::vector<std::string> split_modules(const PeftConfig& peft, const spec::ModelSpec& model);
+std::vector<std::string> split_modules(const PeftConfig& peft, const ModelConfig& config,
+                                       const spec::ModelSpec& model);
 
 // Returns the names of linears that patterns may match, without repetitions: "q_proj", ...
-std::vector<std::string> adaptable_modules(const spec::ModelSpec& model);
+std::vector<std::string> adaptable_modules(const ModelConfig& config, const spec::ModelSpec& model);
 
 }  // namespace mtrain::recipe

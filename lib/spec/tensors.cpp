@@ -17,9 +17,9 @@ using Dim = TensorSplit::Dim;
 std::optional<Projection> whole_projection(const std::string& linear) {
   if (linear == "qkv") return Projection::qkv;
   if (linear == "proj") return Projection::proj;
-  if (linear == "gate_up") return Projection::gate_up;
+  if (linear == "gate_up" || linear == "shared_expert.gate_up") return Projection::gate_up;
   if (linear == "up") return Projection::up;
-  if (linear == "down") return Projection::down;
+  if (linear == "down" || linear == "shared_expert.down") return Projection::down;
   return {};
 }
 
@@ -129,6 +129,29 @@ class TensorList {
                       .adapter = true});
   }
 
+  // The matrices of all experts, (count, rows, inputs), and their adapters: A (count, dim, inputs)
+  // and B (count, rows, dim). Tensor parallelism may divide each expert's matrix by `dim`.
+  void experts(const std::string& name, Projection p, const Shape& shape, TensorSplit split,
+               float weight_std) {
+    split.experts = true;
+    add(name + ".weight", {.name = {}, .full_shape = shape, .split = split, .std = weight_std});
+    if (!adapts(p)) return;
+    const bool rows = split.dim == Dim::rows;
+    const TensorSplit all{.experts = true};
+    const int64_t dim = m_.lora->expert_dim;
+    add(name + ".lora.a", {.name = {},
+                           .full_shape = {shape[0], dim, shape[2]},
+                           .split = rows ? all : split,
+                           .init = Init::uniform,
+                           .std = 1 / std::sqrt(float(shape[2])),
+                           .adapter = true});
+    add(name + ".lora.b", {.name = {},
+                           .full_shape = {shape[0], shape[1], dim},
+                           .split = rows ? split : all,
+                           .init = Init::zeros,
+                           .adapter = true});
+  }
+
   float std() const { return float(m_.init_std); }
   // GPT-2 divides the initial weights of projections into the residual stream by sqrt(2 L).
   float residual_std() const { return std() / std::sqrt(2.0f * float(m_.layer_count())); }
@@ -206,15 +229,10 @@ void add_router(const ModelSpec& m, const Experts& e, TensorList& list) {
 }
 
 void add_experts(const ModelSpec& m, const Experts& e, TensorList& list) {
-  list.add("experts.gate_up.weight",
-           {.name = {},
-            .full_shape = {e.count, 2 * e.ffn, m.hidden},
-            .split = {.dim = Dim::rows, .sections = gate_up(e.ffn), .experts = true},
-            .std = list.std()});
-  list.add("experts.down.weight", {.name = {},
-                                   .full_shape = {e.count, m.hidden, e.ffn},
-                                   .split = {.dim = Dim::columns, .experts = true},
-                                   .std = list.residual_std()});
+  list.experts("experts.gate_up", Projection::expert_gate_up, {e.count, 2 * e.ffn, m.hidden},
+               {.dim = Dim::rows, .sections = gate_up(e.ffn)}, list.std());
+  list.experts("experts.down", Projection::expert_down, {e.count, m.hidden, e.ffn},
+               {.dim = Dim::columns}, list.residual_std());
 }
 
 void append(std::vector<TensorSpec>& all, std::vector<TensorSpec> more) {

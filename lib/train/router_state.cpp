@@ -26,7 +26,7 @@ RouterState::RouterState(Stream& stream, const spec::ModelSpec& model) : model_(
 void RouterState::step_done(Stream& stream, const Tensor& sums_LS, const std::vector<float>& host) {
   const spec::Experts& e = *model_.experts();
   const int64_t E = e.count, S = model::ExpertsOfStep::columns(E);
-  if (bias_LE_ && e.bias_rate > 0)
+  if (bias_LE_ && e.bias_rate > 0 && !model_.lora)  // adapters leave the router as it is
     for (int64_t l = 0; l < model_.layer_count(); ++l)
       if (model_.layer(l).experts())
         ops::update_router_bias(stream, sums_LS.flat(l * S, {E}), bias_LE_.flat(l * E, {E}),

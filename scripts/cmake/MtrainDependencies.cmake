@@ -141,12 +141,15 @@ if(MTRAIN_HAS_CUDA AND CMAKE_CUDA_ARCHITECTURES MATCHES "90a")
   endif()
 endif()
 # Apache Arrow reads Parquet. PyArrow's wheel has its headers and libraries: pip install pyarrow, for the Python that
-# CMake finds (-DPython3_EXECUTABLE=...). The programs then need that folder, so it is not a default.
+# CMake finds (-DPython3_EXECUTABLE=...). The programs then need that folder.
 set(MTRAIN_HAS_ARROW OFF)
-if(MTRAIN_ARROW)
+if(NOT MTRAIN_ARROW STREQUAL "OFF")
   find_package(Python3 QUIET COMPONENTS Interpreter)
-  execute_process(COMMAND "${Python3_EXECUTABLE}" -c "import pyarrow; print(pyarrow.get_include() + ';' + pyarrow.get_library_dirs()[0])"
-    OUTPUT_VARIABLE folders OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+  set(folders)
+  if(Python3_FOUND)
+    execute_process(COMMAND "${Python3_EXECUTABLE}" -c "import pyarrow; print(pyarrow.get_include() + ';' + pyarrow.get_library_dirs()[0])"
+      OUTPUT_VARIABLE folders OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+  endif()
   if(folders)
     list(GET folders 0 arrow_include)
     list(GET folders 1 arrow_libraries)
@@ -159,7 +162,7 @@ if(MTRAIN_ARROW)
       target_link_libraries(mtrain_arrow INTERFACE ${arrow_files})
     endif()
   endif()
-  if(NOT MTRAIN_HAS_ARROW)
+  if(NOT MTRAIN_HAS_ARROW AND MTRAIN_ARROW STREQUAL "ON")
     message(FATAL_ERROR "MTRAIN_ARROW=ON, but ${Python3_EXECUTABLE} has no pyarrow: install it with  pip install pyarrow")
   endif()
 endif()

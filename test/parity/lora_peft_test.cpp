@@ -1,5 +1,6 @@
 // Adapters against peft: what scripts/golden/lora.py has made for the models of test/golden/hf.
 // Also checkpoints with adapters alone, and what becomes of them.
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -7,6 +8,7 @@
 #include <catch2/catch.hpp>
 
 #include "base/file.h"
+#include "base/log.h"
 #include "data/dataset/indexed_dataset.h"
 #include "interchange/adapter_folder.h"
 #include "interchange/export.h"
@@ -122,7 +124,13 @@ const std::vector<Case> kTrained{
     {"phi3", {"peft.dim=2", "peft.alpha=16", "peft.target_modules=[qkv_proj,down_proj]"}},
     {"gpt2",
      {"peft.dim=4", "peft.alpha=8", "peft.target_modules=[qkv_proj,linear_fc1]",
-      "model.hidden_dropout=0", "model.attention_dropout=0", "model.embedding_dropout=0"}}};
+      "model.hidden_dropout=0", "model.attention_dropout=0", "model.embedding_dropout=0"}},
+    {"mixtral",
+     {"peft.dim=4", "peft.alpha=8", "peft.target_modules=[q_proj,v_proj,experts]",
+      "model.moe.load_balancing_type=none"}},
+    {"qwen3_moe",
+     {"peft.dim=4", "peft.alpha=8", "peft.target_modules=[\"*\"]", "peft.moe_rank_scaling=true",
+      "model.moe.load_balancing_type=none"}}};
 
 // Returns the adapter of peft for each adapter of the model.
 std::map<std::string, const interchange::Adapter*> by_parameter(
@@ -135,6 +143,19 @@ std::map<std::string, const interchange::Adapter*> by_parameter(
         all[own.a] = all[own.b] = &a;
       }
   return all;
+}
+
+// Returns what peft records under that name. Its columns of B go through the experts of each rank.
+std::vector<float> recorded(const storage::ValueSource& source, const std::string& name,
+                            const interchange::Adapter& a, bool of_b) {
+  const std::vector<float> values = values_of(source, name);
+  if (a.experts == 0 || !of_b) return values;
+  std::vector<float> by_expert;
+  for (int64_t e = 0; e < a.experts; ++e)
+    for (int64_t o = 0; o < a.rows; ++o)
+      for (int64_t k = 0; k < a.dim; ++k)
+        by_expert.push_back(values[size_t((o * a.dim + k) * a.experts + e)]);
+  return by_expert;
 }
 
 std::string factor_of(const std::string& parameter, const interchange::Adapter& a) {
@@ -175,7 +196,9 @@ TEST_CASE("the loss and the gradients of A and B are those of peft") {
     const auto base = interchange::open_hf_folder(golden_hf() / c.name);
     const auto folder = interchange::open_adapter_folder(golden_lora(c.name), base.map);
     const auto factors = by_parameter(t.plan().model, folder);
-    CHECK(factors.size() == 2 * folder.adapters.size());
+    const auto of_experts = [](const interchange::Adapter& a) { return a.expert > 0; };
+    CHECK(factors.size() == 2 * (folder.adapters.size() -
+                                 size_t(std::ranges::count_if(folder.adapters, of_experts))));
     for (const model::Parameter* p : t.params().params())
       if (p->adapter)
         model::ParamStore::set_master(
@@ -185,7 +208,8 @@ TEST_CASE("the loss and the gradients of A and B are those of peft") {
     for (const model::Parameter* p : t.params().params()) {
       if (!p->adapter) continue;
       INFO(p->name);
-      const auto want = values_of(expected, factor_of(p->name, *factors.at(p->name)));
+      const interchange::Adapter& a = *factors.at(p->name);
+      const auto want = recorded(expected, factor_of(p->name, a), a, p->name.ends_with(".b"));
       CHECK(relative_l2(p->grad.to_host_float(t.compute()), want) < 1e-5);
     }
   }
@@ -235,8 +259,10 @@ TEST_CASE("a checkpoint of adapters has nothing else, and continues under any la
     for (const auto& t : file->entries()) CHECK_THAT(t.name, Contains(".lora."));
   }
   for (const Changes& layout :
-       {Changes{}, kFsdp2, kMegatron, Changes{"distributed.tp_size=2"},
-        Changes{"distributed.pp_size=2", "distributed.pipeline.pp_schedule=1f1b"}}) {
+       {Changes{}, kFsdp2, kMegatron, kAtOnce, Changes{"distributed.strategy=ddp"},
+        Changes{"distributed.strategy=megatron_fsdp"}, Changes{"distributed.tp_size=2"},
+        Changes{"distributed.pp_size=2", "distributed.pipeline.pp_schedule=1f1b"},
+        Changes{"distributed.pp_size=2", "distributed.pipeline.pp_schedule=zero_bubble"}}) {
     std::vector<double> got;
     run_ranks(layout.empty() ? 1 : 2, "thread", [&](TestRank& rank) {
       train::Trainer t = tuned(rank.device, base, with(kOfLlama, layout), rank.world);
@@ -249,6 +275,129 @@ TEST_CASE("a checkpoint of adapters has nothing else, and continues under any la
     });
     check_close({want.begin() + 2, want.end()}, got, layout.empty() ? 0 : 1e-5);
   }
+}
+
+TEST_CASE("adapters of experts that ranks have saved continue on one rank, and on others") {
+  const fs::path base = golden_hf() / "mixtral";
+  const Changes own = with(kTrained[4].peft, {});
+  const auto device = Device::cpu(1);
+  train::Trainer straight = tuned(*device, base, own);
+  run::start_from_folder(straight);
+  std::vector<double> want;
+  for (int i = 0; i < 4; ++i) want.push_back(straight.step().loss);
+  const Changes ep{"distributed.ep_size=2"}, tp{"distributed.tp_size=2"};
+  for (const Changes& saved : {ep, tp, with(ep, kFsdp2)}) {
+    const TemporaryFolder temporary;
+    run_ranks(2, "thread", [&](TestRank& rank) {
+      train::Trainer t = tuned(rank.device, base, with(own, saved), rank.world);
+      run::start_from_folder(t);
+      t.step(), t.step();
+      const run::DataIdentity data(t.plan());
+      run::save_run(t, temporary.path, {.data = &data});
+    });
+    const fs::path from = storage::find_latest(temporary.path)->path;
+    for (const Changes& layout : {Changes{}, ep, tp}) {
+      std::vector<double> got;
+      run_ranks(layout.empty() ? 1 : 2, "thread", [&](TestRank& rank) {
+        train::Trainer t = tuned(rank.device, base, with(own, layout), rank.world);
+        run::DataIdentity data(t.plan());
+        run::resume_run(t, from, &data);
+        for (int i = 0; i < 2; ++i) {
+          const double loss = t.step().loss;
+          if (rank.rank() == 0) got.push_back(loss);
+        }
+      });
+      check_close({want.begin() + 2, want.end()}, got, 1e-5);
+    }
+  }
+}
+
+TEST_CASE("a checkpoint of adapters that does not record its base model gets a warning") {
+  const TemporaryFolder temporary;
+  const fs::path base = golden_hf() / "llama";
+  const auto device = Device::cpu(1);
+  train::Trainer t = tuned(*device, base, kOfLlama);
+  run::start_from_folder(t);
+  t.step();
+  const fs::path from = run::save_run(t, temporary.path);  // without the identity of its data
+  std::string warnings;
+  log::set_record(nullptr);  // forgets what other tests have logged
+  log::set_record([&](std::string_view lines) { warnings += lines; });
+  interchange::open_trained(from);
+  log::set_record(nullptr);
+  CHECK_THAT(warnings, Contains("does not record which base model"));
+}
+
+TEST_CASE("adapters of experts in AutoModel's form, with A and B swapped, are the same") {
+  const auto base = interchange::open_hf_folder(golden_hf() / "mixtral");
+  const fs::path golden = golden_lora("mixtral");
+  const storage::SafetensorsReader file(golden / "adapter_model.safetensors");
+  const TemporaryFolder temporary;
+  fs::copy_file(golden / "adapter_config.json", temporary / "adapter_config.json");
+  const int64_t E = 4;
+  std::vector<storage::TensorInfo> tensors;
+  std::vector<std::vector<float>> values;
+  for (const storage::StoredTensor& t : file.tensors()) {
+    std::vector<float> own = values_of(file, t.name);
+    Shape shape = file.shape(t.name);
+    if (const size_t at = t.name.find("lora_"); t.name.find(".experts.") != std::string::npos) {
+      std::string other = t.name;
+      other[at + 5] = t.name[at + 5] == 'A' ? 'B' : 'A';
+      const std::vector<float> from = values_of(file, other);
+      const Shape was = file.shape(other);
+      const bool to_a = t.name[at + 5] == 'A';
+      const int64_t dim = (to_a ? was[1] : was[0]) / E, X = to_a ? was[0] : was[1];
+      shape = to_a ? Shape{E * dim, X} : Shape{X, E * dim};
+      own.resize(from.size());
+      for (int64_t e = 0; e < E; ++e)
+        for (int64_t k = 0; k < dim; ++k)
+          for (int64_t x = 0; x < X; ++x) {
+            const auto stacked = size_t((e * dim + k) * X + x),
+                       columns = size_t(x * E * dim + k * E + e);
+            own[to_a ? stacked : columns] = from[to_a ? columns : stacked];
+          }
+    }
+    tensors.push_back({t.name, DType::f32, shape});
+    values.push_back(std::move(own));
+  }
+  storage::SafetensorsWriter writer(temporary / "adapter_model.safetensors", tensors, {});
+  for (size_t i = 0; i < tensors.size(); ++i)
+    writer.write_part(tensors[i].name,
+                      ConstSpan{values[i].data(), int64_t(values[i].size()), DType::f32});
+  writer.commit();
+  const auto merged = [&](const fs::path& folder) {
+    const auto adapter = interchange::open_adapter_folder(folder, base.map);
+    const interchange::MergedWeights weights(base.source(), adapter.factors, adapter.adapters);
+    std::vector<std::vector<float>> all;
+    for (const interchange::MappedTensor& w : base.map.tensors())
+      all.push_back(values_of(weights, w.name));
+    return all;
+  };
+  CHECK((merged(temporary.path) == merged(golden)));
+}
+
+TEST_CASE("any changed tensor of a base model changes its content") {
+  const TemporaryFolder temporary;
+  const auto content = [](const fs::path& folder) {
+    return interchange::base_content(interchange::open_hf_folder(folder));
+  };
+  const fs::path base = golden_hf() / "llama", other = temporary / "other";
+  fs::copy(base, other, fs::copy_options::recursive);
+  CHECK(content(other) == content(base));
+  const auto file = storage::SafetensorsReader(base / "model.safetensors");
+  for (const storage::StoredTensor& t : file.tensors()) {
+    INFO(t.name);
+    for (const int64_t at : {t.begin, t.begin + t.bytes / 2, t.begin + t.bytes - 1}) {
+      std::fstream changed(other / "model.safetensors",
+                           std::ios::in | std::ios::out | std::ios::binary);
+      changed.seekg(at);
+      const char was = char(changed.get());
+      changed.seekp(at), changed.put(char(was ^ 1)), changed.flush();
+      CHECK(content(other) != content(base));
+      changed.seekp(at), changed.put(was);
+    }
+  }
+  CHECK(content(other) == content(base));
 }
 
 TEST_CASE("a checkpoint of adapters refuses another base model, and names one that is gone") {
@@ -354,11 +503,15 @@ TEST_CASE("a recipe learns before it trains that peft cannot have its adapters")
     interchange::check_consolidated(r, diagnostics);
     return diagnostics;
   };
-  const Diagnostics warned = check(recipe_of(phi3, {"peft.dim=2"}));
+  const Changes parts{"peft.dim=2", "peft.target_modules=[q_proj,up_proj]"};
+  const Diagnostics warned = check(recipe_of(phi3, parts));
   CHECK_FALSE(warned.has_errors());
   REQUIRE(warned.sorted().size() == 1);
   CHECK_THAT(warned.sorted()[0].reason, Contains("qkv_proj"));
-  CHECK(check(recipe_of(phi3, {"peft.dim=2", "checkpoint.save_consolidated=every"})).has_errors());
+  CHECK(check(recipe_of(phi3, with(parts, {"checkpoint.save_consolidated=every"}))).has_errors());
+  CHECK(check(recipe_of(phi3, {"peft.dim=2"})).sorted().empty());
+  CHECK(
+      check(recipe_of(phi3, {"peft.dim=2", "peft.target_modules=[\"*_proj\"]"})).sorted().empty());
   CHECK(check(recipe_of(phi3, kTrained[2].peft)).sorted().empty());
   CHECK(check(recipe_of(golden_hf() / "llama", {"peft.dim=2"})).sorted().empty());
 }

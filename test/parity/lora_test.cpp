@@ -1,5 +1,6 @@
 // Trains adapters beside frozen weights: the formula against a model with merged weights, what
 // stays as it was, and layouts against a single rank.
+#include <array>
 #include <map>
 #include <set>
 
@@ -77,6 +78,31 @@ Values merged(const RunPlan& plan, Values values) {
     }
   }
   return values;
+}
+
+// Trains under each layout, and compares with a single rank.
+void expect_layouts(const Changes& base, const std::vector<Changes>& layouts) {
+  const auto device = Device::cpu(1);
+  train::Trainer one = trainer(*device, base);
+  const std::vector<double> alone = losses(one, 8);
+  for (const Changes& layout : layouts) {
+    std::string text;
+    int ranks = 1;
+    for (const std::string& s : layout) {
+      text += s + " ";
+      if (s.find("_size=") != std::string::npos && s.find("bucket") == std::string::npos)
+        ranks *= s.back() - '0';
+    }
+    if (text.find("strategy") != std::string::npos) ranks *= 2;
+    INFO(text << "on " << ranks << " ranks");
+    std::vector<std::vector<double>> got(static_cast<size_t>(ranks));
+    run_ranks(ranks, "thread", [&](TestRank& rank) {
+      const Recipe r = tiny(with(base, layout), ranks);
+      train::Trainer t = make_trainer(rank.device, r, std::make_shared<CountingData>(), rank.world);
+      got[size_t(rank.rank())] = losses(t, 8);
+    });
+    check_close(alone, got[0], 1e-5);
+  }
 }
 
 }  // namespace
@@ -167,31 +193,45 @@ TEST_CASE("adapters train under every layout as on a single rank") {
       with(kPipeline, kFsdp2),
       {"recompute.granularity=full"}};
   for (const Changes& lora : {kLora, kParts, kFused}) {
-    const Changes base =
-        with(lora, {"model.num_layers=4", "train.global_batch_size=4", "train.micro_batch_size=1"});
-    const auto device = Device::cpu(1);
-    train::Trainer one = trainer(*device, base);
-    const std::vector<double> alone = losses(one, 8);
-    for (const Changes& layout : layouts) {
-      std::string text;
-      int ranks = 1;
-      for (const std::string& s : layout) {
-        text += s + " ";
-        if (s.find("_size=") != std::string::npos && s.find("bucket") == std::string::npos)
-          ranks *= s.back() - '0';
-      }
-      if (text.find("strategy") != std::string::npos) ranks *= 2;
-      INFO(text << "on " << ranks << " ranks");
-      std::vector<std::vector<double>> got(static_cast<size_t>(ranks));
-      run_ranks(ranks, "thread", [&](TestRank& rank) {
-        const Recipe r = tiny(with(base, layout), ranks);
-        train::Trainer t =
-            make_trainer(rank.device, r, std::make_shared<CountingData>(), rank.world);
-        got[size_t(rank.rank())] = losses(t, 8);
-      });
-      check_close(alone, got[0], 1e-5);
-    }
+    expect_layouts(
+        with(lora, {"model.num_layers=4", "train.global_batch_size=4", "train.micro_batch_size=1"}),
+        layouts);
   }
+}
+
+TEST_CASE("dropout of adapters drops the same elements under every layout") {
+  expect_layouts(with(kParts, {"peft.dropout=0.2", "model.num_layers=4",
+                               "peft.target_modules=[q_proj,v_proj,o_proj,up_proj,down_proj]",
+                               "train.global_batch_size=4", "train.micro_batch_size=1"}),
+                 {kFsdp2,
+                  {"distributed.tp_size=2"},
+                  {"distributed.tp_size=2", "distributed.sequence_parallel=true"},
+                  {"distributed.tp_size=4", "distributed.sequence_parallel=true"},
+                  {"distributed.cp_size=2"},
+                  {"distributed.cp_size=2", "distributed.tp_size=2"},
+                  with(kPipeline, {"distributed.pipeline.pp_schedule=zero_bubble"}),
+                  with(kPipeline, {"distributed.tp_size=2", "distributed.sequence_parallel=true"}),
+                  with(kFsdp2, {"distributed.tp_size=2"}),
+                  {"recompute.granularity=full"}});
+}
+
+TEST_CASE("each adapter of a linear drops elements of its own") {
+  const auto device = Device::cpu(1);
+  train::Trainer t =
+      trainer(*device, {"peft.dim=4", "peft.dropout=0.5", "peft.target_modules=[q_proj,k_proj]"});
+  std::vector<std::vector<float>> inputs;
+  device->set_launch_check([&](Stream& stream, const device::LaunchInfo& info) {
+    if (info.name == std::string("matmul_lora_fwd") &&
+        device->scope().find("layers.0.attention") != std::string::npos)
+      inputs.push_back(Tensor::of(info.reads[0]).to_host_float(stream));
+  });
+  t.step();
+  device->set_launch_check({});
+  REQUIRE(inputs.size() >= 2);
+  std::array<int, 4> kept{};  // by whether the one and the other keep an element
+  for (size_t i = 0; i < inputs[0].size(); ++i)
+    ++kept[size_t(2 * (inputs[0][i] != 0) + (inputs[1][i] != 0))];
+  for (const int n : kept) CHECK(n > int(inputs[0].size()) / 8);
 }
 
 TEST_CASE("a run with adapters continues from its checkpoint, under the same or another layout") {

@@ -137,13 +137,14 @@ TEST_CASE("each mistake of a conversation has an error with its line") {
   const Row rows[] = {
       {"{", "a.jsonl:2: the line: not JSON at byte"},
       {"[]", "a.jsonl:2: not a JSON object"},
-      {"{\"text\": \"x\"}", "a.jsonl:2: there is no field \"messages\""},
+      {"{\"text\": \"x\"}", "a.jsonl:2: the line lacks the field \"messages\""},
       {R"({"chat": [{"role": "user"}]})", "give --messages-field chat"},
       {one("5"), "\"messages\" is a number, not a list of messages"},
       {one("[]"), "\"messages\" has no message"},
       {one("[5]"), "message 1: it is a number, not an object"},
       {one(R"([{"content":"a"}])"), "message 1: it has no \"role\""},
-      {one(R"([{"from":"human","value":"a"}])"), "rename \"from\" to \"role\""},
+      {one(R"([{"from":"human","value":"a"}])"), "has no message of the assistant"},
+      {one(R"([{"from":"humna","value":"a"}])"), "message 1: its role is \"humna\""},
       {one(R"([{"role":5,"content":"a"}])"), "message 1: its role is a number, not a text"},
       {one(R"([{"role":"asistant","content":"a"}])"), "did you mean \"assistant\"?"},
       {one(R"([{"role":"gpt","content":"a"}])"), "did you mean \"assistant\"?"},
@@ -192,7 +193,7 @@ TEST_CASE("a tokenizer's folder has the template and its special tokens") {
   CHECK_THROWS_WITH(load_chat_template("", "byte"),
                     Contains("the tokenizer byte has no chat template"));
   CHECK_THROWS_WITH(load_chat_template("nope.jinja", "byte"),
-                    Contains("there is no chat template nope.jinja"));
+                    Contains("the chat template nope.jinja does not exist"));
 }
 
 TEST_CASE("the end of a turn is what the template writes after an answer") {

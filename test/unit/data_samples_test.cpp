@@ -3,6 +3,8 @@
 #include <set>
 #include <thread>
 
+#include <cstring>
+
 #include <catch2/catch.hpp>
 
 #include "base/error.h"
@@ -81,7 +83,7 @@ TEST_CASE("a text of columns takes keys, items, items by number, and trims") {
   CHECK(rendered("{answers.text[0]|trim}", row) == "x");
   CHECK(rendered("<{answers.none[0]}>", row) == "<>");
   CHECK(rendered("{contxt}", row) ==
-        "fault: there is no column \"contxt\"; the row has ctx, label, endings, n, answers");
+        "fault: the row has no column \"contxt\", but ctx, label, endings, n, answers");
   CHECK(rendered("{n}", row) == "fault: {n} is not a text");
   CHECK(rendered("{endings[7]}", row) == "fault: {endings[7]} is not a text");
   for (const char* wrong : {"{a", "a}", "{}", "{a|upper}", "{[0]}", "{a[0}"})
@@ -153,6 +155,74 @@ TEST_CASE("split, limit and shuffling choose rows, also across files and blank l
         "dataset.train: split and limit leave none of 12 rows / choose rows that the data have");
 }
 
+TEST_CASE("conversations of ShareGPT and lists of JSON are rows, and history can be left out") {
+  const TemporaryFolder folder;
+  const std::string turns =
+      R"({"conversations": [{"from": "system", "value": "s"}, {"from": "human", "value": "a"},
+          {"from": "gpt", "value": "b"}, {"from": "human", "value": "c"},
+          {"from": "gpt", "value": "d"}]})";
+  write_file_atomic(folder / "chats.json", "[\n" + turns + ",\n" + turns + "\n]\n");
+  SampleSource source{.format = SampleSource::Format::messages,
+                      .files = {(folder / "chats.json").string()},
+                      .column = "messages",
+                      .chat_template =
+                          "{% for m in messages %}{{ m.role[0] }}{{ m.content }};"
+                          "{% endfor %}{% if add_generation_prompt %}a{% endif %}",
+                      .tokenizer = "byte",
+                      .name = "dataset.train"};
+  const auto all = tokenize_samples(source, folder / "cache");
+  CHECK(IndexedDataset(all.prefix).index().documents() == 2);
+  CHECK(shown(all.prefix, 1) == "ss;ua;a[b;]uc;a[d;]");
+  source.last_answer = true;
+  const auto last = tokenize_samples(source, folder / "cache");
+  CHECK(last.built);
+  CHECK(shown(last.prefix, 1) == "ss;ua;ab;uc;a[d;]");
+  write_file_atomic(folder / "chats.json", "[\n" + turns + ",\n5]");
+  CHECK(error_of(source, folder / "cache").find("not a JSON object") != std::string::npos);
+  write_file_atomic(folder / "chats.json", "[\n" + turns + ",");
+  CHECK(error_of(source, folder / "cache").find("chats.json") != std::string::npos);
+}
+
+TEST_CASE("token files of NanoGPT become documents, and other files are refused") {
+  const TemporaryFolder folder;
+  const auto write = [&](const std::string& name, std::vector<int32_t> header,
+                         const std::string& ids) {
+    header.resize(256);
+    std::string bytes(1024, '\0');
+    std::memcpy(bytes.data(), header.data(), bytes.size());
+    write_file_atomic(folder / name, bytes + ids);
+  };
+  write("a_1.bin", {278895051, 1, 3, 2}, std::string("h\0i\0!\0", 6));
+  write("a_2.bin", {20240520, 1, 2}, std::string("y\0o\0", 4));
+  write("a_3.bin", {278895051, 1, 2, 4}, std::string("o\0\0\0k\0\0\0", 8));
+  SampleSource source{.format = SampleSource::Format::tokens,
+                      .files = {(folder / "a_*.bin").string()},
+                      .tokenizer = "byte",
+                      .name = "dataset.train"};
+  const auto made = tokenize_samples(source, folder / "cache");
+  CHECK(IndexedDataset(made.prefix).index().documents() == 3);
+  CHECK(shown(made.prefix, 0) == "[hi!]");
+  CHECK(shown(made.prefix, 2) == "[ok]");
+  CHECK_FALSE(tokenize_samples(source, folder / "cache").built);
+  struct Row {
+    std::vector<int32_t> header;
+    std::string ids, error;
+  };
+  for (const Row& row :
+       {Row{{5, 1, 1, 2}, "ab", "begins with 5 instead of 278895051"},
+        Row{{278895051, 2, 1, 2}, "ab", "the version 2"},
+        Row{{278895051, 1, 1, 3}, "abc", "ids of 3 bytes"},
+        Row{{278895051, 1, 2, 2}, "abc", "has 1027 bytes"}, Row{{278895051, 1, 0, 2}, "", "no ids"},
+        Row{{278895051, 1, 1, 4}, "\xff\xff\xff\xff", "the id 4294967295"}}) {
+    write("wrong.bin", row.header, row.ids);
+    source.files = {(folder / "wrong.bin").string()};
+    CHECK_THAT(error_of(source, folder / "cache"), Catch::Matchers::StartsWith("dataset.train: ") &&
+                                                       Catch::Matchers::Contains(row.error));
+  }
+  source.files = {(folder / "none_*.bin").string()};
+  CHECK_THAT(error_of(source, folder / "cache"), Catch::Matchers::Contains("no file matches"));
+}
+
 TEST_CASE("threads that start at once build the tokens once") {
   const TemporaryFolder folder;
   write_rows(folder / "a.jsonl", 5000);
@@ -183,8 +253,7 @@ TEST_CASE("a broken row is named by file and line, and leaves nothing in the cac
   SampleSource source = pairs_of(folder / "b.jsonl");
   source.completion = "{answer}";
   const std::string columns = error_of(source, folder / "cache");
-  CHECK(columns.find("b.jsonl:1: there is no column \"answer\"; the row has q, a") !=
-        std::string::npos);
+  CHECK(columns.find("b.jsonl:1: the row has no column \"answer\", but q, a") != std::string::npos);
 }
 
 TEST_CASE("Parquet has the rows of its JSON lines, or is refused with its conversion") {

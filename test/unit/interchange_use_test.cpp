@@ -289,7 +289,7 @@ TEST_CASE("folders that cannot be used are refused with the reason") {
   CHECK_THROWS_WITH(write({.model = (golden_hf() / "llama").string(), .prompts = {"a"}}, greedy()),
                     Contains("no tokenizer at") && Contains("tokenizer.json"));
   CHECK_THROWS_WITH(run::evaluate_model(lab.job("org/model", 5)),
-                    Contains("no model of this name") && Contains("nothing is downloaded"));
+                    Contains("no model in the caches") && Contains("nothing is downloaded"));
   const fs::path folder = lab.with_tokenizer("llama", {62});
   fs::remove(folder / "model.safetensors");
   CHECK_THROWS_WITH(run::evaluate_model(lab.job(folder, 5)), Contains(folder.string()));

@@ -44,6 +44,23 @@ TEST_CASE("initial weights are functions of seed, name and element, in every pre
     }
 }
 
+TEST_CASE("a frozen table begins as any other, through a buffer much smaller than itself") {
+  std::vector<std::vector<float>> values;
+  for (const bool frozen : {false, true}) {
+    const auto device = Device::cpu(1);
+    Stream& stream = device->stream(device::StreamKind::compute);
+    ParamStore params;
+    Parameter* table = params.add(
+        UnitKind::embedding,
+        {.name = "table", .shape = {2500, 1024}, .std = 0.5f, .rows = 2499, .frozen = frozen});
+    params.materialize(stream, DType::bf16, true);
+    params.initialize(stream, 42);
+    CHECK(device->allocator().usage(device::MemoryCategory::buffers).peak <= 4 << 20);
+    values.push_back(table->value.to_host_float(stream));
+  }
+  CHECK((values[0] == values[1]));
+}
+
 TEST_CASE("full values that ranks gather lie in the memory that is offered for them") {
   const auto device = Device::cpu(1);
   Stream& stream = device->stream(device::StreamKind::compute);

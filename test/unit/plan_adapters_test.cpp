@@ -116,7 +116,77 @@ TEST_CASE("what adapters cannot go together with is refused by name") {
   CHECK_THAT(load("peft: {use_dora: true}\n").errors, Contains("DoRA"));
   CHECK_THAT(load("quantization: {load_in_4bit: true}\n").errors, Contains("quantized weights"));
   CHECK_THAT(load("peft: {dim: 4}\n", {"optimizer.name=muon"}).errors, Contains("Muon"));
-  CHECK_THAT(load("peft: {dim: 4}\n", {"model.moe.num_experts=4"}).errors, Contains("experts"));
+}
+
+TEST_CASE("families whose linears stack weights have one adapter for each of them") {
+  const Names whole{"attention.qkv.lora", "attention.proj.lora", "mlp.gate_up.lora",
+                    "mlp.down.lora"};
+  const auto of = [](const std::string& peft) {
+    const Loaded l = load(peft, {"model.architecture=phi3"});
+    INFO(l.errors);
+    REQUIRE(l.errors.empty());
+    Names names;
+    for (const spec::TensorSpec& t : spec::layer_tensors(plan::make_plan(l.recipe, 1, 61).model, 0))
+      if (t.name.ends_with(".a")) names.push_back(t.name.substr(9, t.name.size() - 11));
+    return names;
+  };
+  for (const char* peft : {"peft: {dim: 4}\n", "peft: {target_modules: '*_proj'}\n",
+                           "peft: {match_all_linear: true}\n", "peft: {target_modules: ['*']}\n",
+                           "peft: {target_modules: ['linear_*']}\n"})
+    CHECK(of(peft) == whole);
+  CHECK(of("peft: {target_modules: [q_proj]}\n") == Names{"attention.qkv.lora.query"});
+}
+
+TEST_CASE("experts get adapters only if a pattern matches their module, or names it") {
+  const std::vector<std::string> moe{"model.moe.num_experts=4", "model.moe.router_topk=2",
+                                     "model.moe.first_dense_layers=1",
+                                     "model.moe.shared_expert_ffn_hidden_size=32"};
+  const auto of = [&](const std::string& peft) {
+    const Loaded l = load(peft, moe);
+    INFO(l.errors);
+    REQUIRE(l.errors.empty());
+    Names names;
+    for (const spec::TensorSpec& t : spec::layer_tensors(plan::make_plan(l.recipe, 1, 61).model, 1))
+      if (t.name.ends_with(".a") && t.name.find("mlp") != std::string::npos)
+        names.push_back(t.name.substr(13, t.name.size() - 15));
+    return names;
+  };
+  const Names routed{"experts.gate_up.lora", "experts.down.lora"},
+      shared{"shared_expert.gate_up.lora.gate", "shared_expert.gate_up.lora.up",
+             "shared_expert.down.lora"};
+  Names all = shared;
+  all.insert(all.end(), routed.begin(), routed.end());
+  CHECK(of("peft: {target_modules: [experts]}\n") == routed);
+  CHECK(of("peft: {target_modules: ['*.mlp.experts.*']}\n") == routed);
+  CHECK(of("peft: {target_modules: ['mlp.experts.down_proj']}\n") == Names{"experts.down.lora"});
+  CHECK(of("peft: {target_modules: ['*']}\n") == all);
+  CHECK(of("peft: {target_modules: ['*.mlp.*']}\n") == all);
+  CHECK(of("peft: {target_modules: ['*'], exclude_modules: [experts]}\n") == shared);
+  CHECK(of("peft: {target_modules: ['*_proj']}\n") == shared);
+  CHECK(of("peft: {dim: 4}\n") == shared);
+  CHECK(of("peft: {match_all_linear: true}\n") == shared);
+  CHECK(of("peft: {target_modules: ['*.shared_expert.down_proj']}\n") ==
+        Names{"shared_expert.down.lora"});
+  CHECK(of("peft: {target_modules: [linear_fc2]}\n") ==
+        Names{"shared_expert.down.lora", "experts.down.lora"});
+  CHECK_THAT(load("peft: {target_modules: [w1]}\n", moe).errors, Contains("experts"));
+}
+
+TEST_CASE("moe_rank_scaling divides the rank of experts by the experts of a token") {
+  const std::vector<std::string> moe{"model.moe.num_experts=4", "model.moe.router_topk=2"};
+  const auto loaded = [&](const std::string& peft) { return load("peft: {" + peft + "}\n", moe); };
+  const std::string on = ", target_modules: [experts], moe_rank_scaling: true";
+  const auto rank = [&](const std::string& peft) {
+    return plan::make_plan(loaded(peft).recipe, 1, 61).model.lora->expert_dim;
+  };
+  CHECK(rank("dim: 8" + on) == 4);
+  CHECK(rank("dim: 8, target_modules: [experts]") == 8);
+  CHECK_THAT(loaded("dim: 1" + on).errors, Contains("2 experts of a token"));
+  CHECK(loaded("dim: 8" + on).warnings.empty());
+  CHECK_THAT(loaded("dim: 5" + on).warnings, Contains("rounded down to the rank 2"));
+  CHECK_THAT(loaded("dim: 8, moe_rank_scaling: true").warnings, Contains("no expert"));
+  CHECK_THAT(loaded("dim: 8, dropout: 0.1, target_modules: [experts]").warnings,
+             Contains("peft.dropout"));
 }
 
 TEST_CASE("a plan counts adapters as trained, and all else as frozen") {

@@ -137,7 +137,7 @@ class Print {
   MEMBERS(spec::GroupedAttention, heads, kv_heads, head_dim, window, rotary, head_norm, score_scale,
           score_cap, qkv_bias, proj_bias, value_head_dim, latent)
   MEMBERS(spec::LayerSpec, input_norms, output_norms, attention, mlp)
-  MEMBERS(spec::Lora, dim, alpha, dropout, layers)
+  MEMBERS(spec::Lora, dim, expert_dim, alpha, dropout, layers)
   MEMBERS(spec::NormSpec, kind, eps, plus_one, bias)
   MEMBERS(spec::ModelSpec, hidden, vocab, max_positions, learned_positions, norm, layers,
           tied_embeddings, embedding_scale, residual_scale, logit_scale, logit_cap, hidden_dropout,

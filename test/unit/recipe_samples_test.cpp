@@ -1,10 +1,13 @@
 // Tests that recipes of NeMo AutoModel for fine-tuning mean what AutoModel means by them: its
 // classes of data. Also mtrain's own form of rows of text.
+#include <fstream>
+
 #include <fmt/core.h>
 
 #include "interchange/model_source.h"
 #include "plan/options/recipe_options.h"
 #include "recipe_cases.h"
+#include "test/support/temporary_folder.h"
 
 namespace recipe_samples_test {
 
@@ -128,9 +131,35 @@ TEST_CASE("AutoModel's other classes of data") {
   CHECK(cut.dataset.train_samples.prompt.starts_with("Context: "));
   CHECK(loaded(with_data("chat_dataset.ChatDataset\n  path_or_dataset_id: a/b\n  name: main\n"))
             .dataset.train_samples.subset == "main");
-  CHECK(refuses(with_data("chat_dataset.ChatDataset\n  path_or_dataset_id: a.jsonl\n"
-                          "  mask_history: true\n"),
-                "every answer of a conversation is learned"));
+  CHECK(loaded(with_data("chat_dataset.ChatDataset\n  path_or_dataset_id: a.jsonl\n"
+                         "  mask_history: true\n"))
+            .dataset.train_samples.last_answer_only);
+  const Recipe nano = loaded(
+      with_data("nanogpt_dataset.NanogptDataset\n  file_pattern: 'data/train_*.bin'\n"
+                "  seq_len: 256\n  shuffle_files: true\n  bos_token: 7\n  align_to_bos: false\n"));
+  CHECK(nano.dataset.train_samples.format == SampleFormat::tokens);
+  CHECK(nano.dataset.train_samples.files == std::vector<std::string>{"data/train_*.bin"});
+  CHECK(nano.dataset.seq_length == 256);
+  CHECK(recipe::data_form(nano) == DataForm::stream);
+  CHECK(refuses(with_data("nanogpt_dataset.NanogptDataset\n  file_pattern: a.bin\n"
+                          "  align_to_bos: true\n"),
+                "samples begin where the one before ends"));
+}
+
+TEST_CASE("a pattern stands for the pairs of files that it matches, in order") {
+  const TemporaryFolder folder;
+  for (const char* name : {"b_text", "a_text", "c_other"})
+    for (const char* ending : {".bin", ".idx"})
+      std::ofstream(folder.path / (std::string(name) + ending)) << "x";
+  const auto prefixes = [&](const std::string& pattern) {
+    return loaded(kModel + "dataset: {train: '" + (folder / pattern).string() +
+                  "', seq_length: 64}\ntrain: {steps: 1, global_batch_size: 8}\n")
+        .dataset.train;
+  };
+  const std::vector<std::string> both{(folder / "a_text").string(), (folder / "b_text").string()};
+  CHECK(prefixes("*_text") == both);
+  CHECK(prefixes("*_text*") == both);
+  CHECK(prefixes("none_*") == std::vector<std::string>{(folder / "none_*").string()});
 }
 
 TEST_CASE("AutoModel's recipes without validation data have no validation") {

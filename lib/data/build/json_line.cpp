@@ -64,7 +64,7 @@ LineFault fault_of_object(const nlohmann::json& object, const std::string& field
 
 // Describes an object without a list of messages in the requested field.
 LineFault fault_without_messages(const nlohmann::ordered_json& object, const std::string& field) {
-  LineFault fault{fmt::format("there is no field \"{}\"", field)};
+  LineFault fault{fmt::format("the line lacks the field \"{}\"", field)};
   for (const auto& [key, value] : object.items())
     if (value.is_array() && !value.empty() && value[0].is_object()) {
       fault.hint = fmt::format("give --messages-field {}", key);
@@ -102,18 +102,20 @@ std::optional<std::vector<std::string>> texts_of_line(std::string_view line,
 }
 
 std::optional<ChatText> chat_of_line(std::string_view line, const std::string& field,
-                                     const ChatTemplate& chat, LineFault& fault, bool headers) {
+                                     const ChatTemplate& chat, LineFault& fault, bool headers,
+                                     const std::string& otherwise) {
   try {
     const auto row = parse_ordered_json(line, "the line");
     if (!row.is_object()) {
       fault.why = "not a JSON object";
       return std::nullopt;
     }
-    if (!row.contains(field)) {
+    const bool other = !otherwise.empty() && !row.contains(field) && row.contains(otherwise);
+    if (!other && !row.contains(field)) {
       fault = fault_without_messages(row, field);
       return std::nullopt;
     }
-    const Conversation conversation = read_conversation(row, field);
+    const Conversation conversation = read_conversation(row, other ? otherwise : field);
     if (std::ranges::count(conversation.by_assistant, true) == 0) {
       fault.why = "the conversation has no message of the assistant, so no label";
       return std::nullopt;

@@ -22,8 +22,9 @@ std::optional<std::vector<std::string>> texts_of_line(std::string_view line,
 
 // Returns the text of the conversation in this field, for training. If there is none, or the
 // template refuses it, returns nothing and sets `fault`. `headers` is as in training_text().
+// If the line lacks `field`, `otherwise` is read instead, unless it is empty.
 std::optional<ChatText> chat_of_line(std::string_view line, const std::string& field,
                                      const ChatTemplate& chat, LineFault& fault,
-                                     bool headers = false);
+                                     bool headers = false, const std::string& otherwise = {});
 
 }  // namespace mtrain::data

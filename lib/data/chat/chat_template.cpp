@@ -147,7 +147,7 @@ std::shared_ptr<const ChatTemplate> load_chat_template(const std::string& given,
     folder.source = other.source, folder.name = other.name;
   } else if (!given.empty()) {
     if (!fs::exists(given, error))
-      throw UserError(fmt::format("there is no chat template {}", given),
+      throw UserError(fmt::format("the chat template {} does not exist", given),
                       "give a file, a folder that holds one, or the text of a template");
     folder.source = read_regular_file(given, kLargestJson);
     folder.name = "the chat template " + given;

@@ -19,7 +19,8 @@ struct Conversation {
   jinja::Value tools = {};              // none without tools
 };
 
-// Reads `row[field]`, a list of {"role": ..., "content": ...}, and `row.tools` if it is there.
+// Reads `row[field]`, a list of {"role": ..., "content": ...} or, in ShareGPT's form, of {"from":
+// ..., "value": ...}, and `row.tools` if it is there.
 // Throws UserError for anything that no template could use: the message names its number.
 Conversation read_conversation(const nlohmann::ordered_json& row, const std::string& field);
 

@@ -24,16 +24,23 @@ std::string kind_of(const OrderedJson& value) {
   throw UserError(fmt::format("message {}: {}", number, why), hint);
 }
 
+// Returns a message {"from": "human", "value": ...} of ShareGPT's form as one with a role and a
+// content; others as they are.
+OrderedJson with_role(const OrderedJson& message) {
+  const auto from = message.find("from"), value = message.find("value");
+  if (message.contains("role") || from == message.end() || value == message.end()) return message;
+  OrderedJson out{{"role", *from}, {"content", *value}};
+  if (!from->is_string()) return out;
+  const std::string name = from->get<std::string>();
+  if (name == "human") out["role"] = "user";
+  for (const char* assistant : {"gpt", "chatgpt", "bot", "model"})
+    if (name == assistant) out["role"] = "assistant";
+  return out;
+}
+
 void check_role(const OrderedJson& message, size_t number) {
   const auto role = message.find("role");
-  if (role == message.end()) {
-    const bool other = message.contains("from") && message.contains("value");
-    refuse_message(
-        number, "it has no \"role\"",
-        other ? "rename \"from\" to \"role\" and \"value\" to \"content\", with the roles user and "
-                "assistant"
-              : "");
-  }
+  if (role == message.end()) refuse_message(number, "it has no \"role\"");
   if (!role->is_string())
     refuse_message(number, fmt::format("its role is {}, not a text", kind_of(*role)));
   const std::string name = role->get<std::string>();
@@ -96,17 +103,17 @@ jinja::Value value_of_message(const OrderedJson& message) {
 
 Conversation read_conversation(const OrderedJson& row, const std::string& field) {
   const auto found = row.find(field);
-  if (found == row.end()) throw UserError(fmt::format("there is no field \"{}\"", field));
+  if (found == row.end()) throw UserError(fmt::format("the row lacks the field \"{}\"", field));
   if (!found->is_array())
     throw UserError(fmt::format("\"{}\" is {}, not a list of messages", field, kind_of(*found)));
   if (found->empty()) throw UserError(fmt::format("\"{}\" has no message", field));
   Conversation out;
   try {
     for (size_t i = 0; i < found->size(); ++i) {
-      const OrderedJson& message = (*found)[i];
-      if (!message.is_object())
+      if (!(*found)[i].is_object())
         refuse_message(i + 1, fmt::format("it is {}, not an object with a role and a content",
-                                          kind_of(message)));
+                                          kind_of((*found)[i])));
+      const OrderedJson message = with_role((*found)[i]);
       check_role(message, i + 1);
       check_content(message, i + 1);
       out.messages.push_back(value_of_message(message));

@@ -7,7 +7,7 @@ bool reads_parquet() { return false; }
 
 void parquet_to_json_lines(const std::filesystem::path& parquet, const std::filesystem::path&) {
   throw UserError(parquet.string() + " is parquet, which this build does not read",
-                  "configure with -DMTRAIN_ARROW=ON");
+                  "install pyarrow, and build mtrain again");
 }
 
 }  // namespace mtrain::data

@@ -117,7 +117,7 @@ bool ColumnText::render(const Json& row, LineFault& fault, std::string& out) con
     if (!value || !value->is_string()) {
       const bool column = row.contains(part.steps[0]);
       fault.why = column ? fmt::format("{{{}}} is not a text", part.text)
-                         : fmt::format("there is no column \"{}\"; the row has {}", part.steps[0],
+                         : fmt::format("the row has no column \"{}\", but {}", part.steps[0],
                                        columns_of_row(row));
       fault.hint = column ? "fix the row, or name another column"
                           : "name the columns of the data in `prompt` and `completion`";

@@ -89,8 +89,11 @@ bool RowEncoder::encode(std::string_view line, LineFault& fault, std::vector<int
   const size_t before = tokens.size();
   try {
     if (source_.format == Format::messages) {
-      const auto chat = chat_of_line(line, source_.column, *chat_, fault, source_.headers);
+      // Data of ShareGPT call their messages conversations.
+      auto chat = chat_of_line(line, source_.column, *chat_, fault, source_.headers,
+                               source_.column == "messages" ? "conversations" : "");
       if (!chat) return false;
+      if (source_.last_answer) chat->spans.erase(chat->spans.begin(), chat->spans.end() - 1);
       encode_chat(*chat, tokenizer_, tokens, labels);
     } else {
       const auto row = parse_ordered_json(line, "the line");
@@ -116,7 +119,7 @@ bool RowEncoder::encode_texts(const nlohmann::ordered_json& row, LineFault& faul
   if (source_.format == SampleSource::Format::text) {
     const auto text = row.find(source_.column);
     if (text == row.end() || !text->is_string()) {
-      fault.why = fmt::format("there is no text in a column \"{}\"", source_.column);
+      fault.why = fmt::format("the row has no text in a column \"{}\"", source_.column);
       fault.hint = fmt::format("write {}.column", source_.name);
       return false;
     }

@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "base/hub_cache.h"
 #include "data/parquet/parquet_rows.h"
+#include "data/samples/nanogpt_tokens.h"
 #include "data/samples/sample_source.h"
 
 namespace mtrain::data {
@@ -38,10 +39,11 @@ bool in_folder(const fs::path& path, const std::string& name) {
   const std::string lines = fs::path(file).replace_extension(".jsonl").filename().string();
   throw UserError(
       fmt::format("{}: {} is parquet, which this build does not read", source.name, file.string()),
-      fmt::format("configure with -DMTRAIN_ARROW=ON, or convert it once, and name {0}: python3 -c "
-                  "\"import pandas; "
-                  "pandas.read_parquet('{1}').to_json('{0}', orient='records', lines=True)\"",
-                  lines, file.string()));
+      fmt::format(
+          "install pyarrow and build mtrain again, or convert it once, and name {0}: python3 -c "
+          "\"import pandas; "
+          "pandas.read_parquet('{1}').to_json('{0}', orient='records', lines=True)\"",
+          lines, file.string()));
 }
 
 // Returns the files of a folder that belong to the split; without a name all, except those of
@@ -79,6 +81,7 @@ std::vector<fs::path> files_in(const SampleSource& source, const fs::path& folde
 }  // namespace
 
 std::vector<fs::path> files_of(const SampleSource& source) {
+  if (source.format == SampleSource::Format::tokens) return token_files(source.files, source.name);
   std::vector<fs::path> files;
   std::error_code error;
   for (const std::string& name : source.files) {
@@ -88,7 +91,7 @@ std::vector<fs::path> files_of(const SampleSource& source) {
       throw UserError(fmt::format("{}: {}", source.name, problem->message), problem->hint);
     const fs::path path = file ? fs::path(name) : hub_dataset_folder(name);
     if (!fs::exists(path, error))
-      throw UserError(fmt::format("{}: there is no file or folder {}", source.name, name),
+      throw UserError(fmt::format("{}: {} does not exist", source.name, name),
                       "give a file of JSON lines, a folder of them, or the name of a data set in "
                       "the Hub's cache, such as organization/name");
     if (!fs::is_directory(path, error)) {

@@ -13,9 +13,10 @@
 namespace mtrain::data {
 
 struct SampleSource {
-  enum class Format { messages, prompt_completion, text };
+  // tokens: ids in the .bin files of NanoGPT (nanogpt_tokens.h).
+  enum class Format { messages, prompt_completion, text, tokens };
   Format format = Format::messages;
-  // JSON lines or Parquet, folders of them, or names of data sets of the Hub.
+  // JSON lines, a JSON list of rows, or Parquet, folders of them, or names of data sets of the Hub.
   std::vector<std::string> files;
   Split split;
   std::string subset;                   // a folder of a data set; empty: all
@@ -28,6 +29,7 @@ struct SampleSource {
   std::string chat_template;
   bool together = false;     // prompt and completion are encoded as one text
   bool answers_only = true;  // false: every token counts as a label
+  bool last_answer = false;  // of a conversation, only the last answer is a label
   bool headers = false;      // the beginning of an answer, which a template writes, is a label
   bool end_of_text = false;  // a row ends with the tokenizer's end of text, a label
   std::string tokenizer;     // load_tokenizer()'s argument

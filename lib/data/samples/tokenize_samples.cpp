@@ -3,13 +3,16 @@
 #include <unistd.h>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 
 #include "base/content_hash.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "base/json.h"
 #include "data/dataset/content.h"
 #include "data/dataset/indexed_dataset.h"
 #include "data/parquet/parquet_rows.h"
+#include "data/samples/nanogpt_tokens.h"
 #include "data/samples/row_encoder.h"
 #include "data/samples/sample_source.h"
 
@@ -37,6 +40,7 @@ std::string key_of(const SampleSource& s, const std::vector<fs::path>& files) {
   add(fmt::format("{} {} {} {} {} {}:{} {} {}", int(s.format), s.together, s.answers_only,
                   s.headers, s.end_of_text, bound(s.split.begin), bound(s.split.end),
                   s.limit.value_or(-1), s.shuffle_seed.value_or(-1)));
+  if (s.last_answer) add("last_answer");
   for (const std::string& text : {s.column, s.prompt, s.completion, s.chat_template}) add(text);
   std::error_code error;
   if (fs::is_regular_file(s.chat_template, error)) add(hash_of(s.chat_template));
@@ -71,17 +75,40 @@ class WaitingLock {
   int fd_;
 };
 
-// The rows of Parquet files as JSON lines, in a folder that is removed at the end of its life.
+// Whether a file of JSON is one list of rows, as `json.dump` writes it.
+bool is_json_list(const fs::path& file) {
+  if (file.extension() != ".json") return false;
+  std::ifstream input(file);
+  char first = 0;
+  input >> first;
+  return first == '[';
+}
+
+void json_list_to_lines(const fs::path& file, const fs::path& lines) {
+  const auto rows = parse_ordered_json(read_file(file), file.string());
+  std::ofstream output(lines);
+  for (const auto& row : rows) output << row.dump() << '\n';
+  if (!output.flush())
+    throw RunError(fmt::format("cannot write {}", lines.string()),
+                   "set dataset.cache_dir to a folder with more space");
+}
+
+// The rows of Parquet files and JSON lists as JSON lines, in a folder that is removed at the end of
+// its life.
 class ReadableFiles {
  public:
   ReadableFiles(std::vector<fs::path> files, fs::path folder)
       : files_(std::move(files)), folder_(std::move(folder)) {
     for (size_t i = 0; i < files_.size(); ++i) {
-      if (files_[i].extension() != ".parquet") continue;
+      const bool list = is_json_list(files_[i]);
+      if (!list && files_[i].extension() != ".parquet") continue;
       fs::create_directories(folder_);
       const fs::path lines =
           folder_ / fmt::format("{:05}-{}.jsonl", i, files_[i].filename().string());
-      parquet_to_json_lines(files_[i], lines);
+      if (list)
+        json_list_to_lines(files_[i], lines);
+      else
+        parquet_to_json_lines(files_[i], lines);
       files_[i] = lines;
     }
   }
@@ -119,6 +146,14 @@ TokenizedSamples tokenize_samples(const SampleSource& source, const fs::path& ca
   if (complete(prefix)) return {prefix};
   const WaitingLock lock(fs::path(prefix).concat(".lock"));
   if (complete(prefix)) return {prefix};
+  if (source.format == SampleSource::Format::tokens) {
+    try {
+      convert_token_files(files, prefix);
+    } catch (const UserError& e) {
+      throw UserError(fmt::format("{}: {}", source.name, e.message()), e.hint());
+    }
+    return {prefix, true};
+  }
   const auto tokenizer = load_tokenizer(source.tokenizer);
   BuildOptions build{.output = prefix,
                      .format = InputFormat::jsonl,

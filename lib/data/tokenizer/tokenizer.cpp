@@ -52,7 +52,7 @@ namespace {
                           std::ranges::count(name, '/') <= 1;
   if (repository)
     throw UserError(
-        fmt::format("there is no file or folder {}, and nothing is downloaded", name),
+        fmt::format("{} is neither a file nor a folder, and nothing is downloaded", name),
         fmt::format("{}give \"byte\", a tokenizer.json or a folder that holds one. If it is a "
                     "model of the Hub, `hf download {}` fetches it",
                     nearest(name, {"byte"}).empty() ? "" : "did you mean byte? ", name));

@@ -50,37 +50,47 @@ struct ExpertLayer {
     if (impls.router_bias_LE) bias_E = impls.router_bias_LE.flat(layer * e.count, {e.count});
     if (e.shared_ffn)
       shared = std::make_unique<SharedExpert>(params, unit_id(), tensors, name() + ".shared_expert",
-                                              e, recompute, impls);
+                                              model, e, recompute, impls);
     // The dropout has the key of a dense layer's.
     output.emplace(params, unit_id(), tensors, name(), model, tensor,
                    SegmentId{SegmentKind::mlp, layer});
     unit = params.unit(unit_id());
-    const UnitId own{UnitKind::experts, layer};
-    // The ranks of tp divide each expert as they do a dense MLP.
-    const spec::TensorSpec &first = listed(".experts.gate_up.weight"),
-                           &last = listed(".experts.down.weight");
-    ShardSpec rows, columns;
-    if (impls.divided_experts) {
-      rows = {.ranks = tensor->size(), .rank = tensor->rank()};
-      columns = rows;
-      rows.dim = ShardSpec::Dim::rows, rows.sections = sections_of(first);
-      columns.dim = ShardSpec::Dim::columns;
-    }
-    const auto add = [&](const spec::TensorSpec& weight, const ShardSpec& shard) {
-      ParamSpec part = part_of(weight, shard, impls.experts);
-      const auto quantizer = impls.quantizer_of(layer);
-      part.quantized = quantizer && quantizer->one_form_of_weights();
-      return params.add(own, std::move(part));
+    const auto linear = [&](const char* suffix, const ExpertLinear::Names& names,
+                            Parameter*& weight, std::optional<ExpertLinear>& into) {
+      const std::string full = name() + suffix;
+      const auto add = [&](const char* tensor_name) {
+        return add_expert_tensor(params, tensor_of(tensors, full + tensor_name), impls);
+      };
+      weight = add(".weight");
+      ExpertAdapter adapter;
+      if (find_tensor(tensors, full + ".lora.a"))
+        adapter = {.a = add(".lora.a"), .b = add(".lora.b"), .scale = model.lora->expert_scale()};
+      into.emplace(*weight, full, names, impls.quantizer_of(layer), adapter);
     };
-    gate_up = add(first, rows);
-    down = add(last, columns);
-    up_linear.emplace(*gate_up, name() + ".experts.gate_up",
-                      ExpertLinear::Names{"experts_up_fwd", "experts_up_dgrad", "experts_up_wgrad"},
-                      impls.quantizer_of(layer));
-    down_linear.emplace(
-        *down, name() + ".experts.down",
-        ExpertLinear::Names{"experts_down_fwd", "experts_down_dgrad", "experts_down_wgrad"},
-        impls.quantizer_of(layer));
+    linear(".experts.gate_up", {"experts_up_fwd", "experts_up_dgrad", "experts_up_wgrad"}, gate_up,
+           up_linear);
+    linear(".experts.down", {"experts_down_fwd", "experts_down_dgrad", "experts_down_wgrad"}, down,
+           down_linear);
+  }
+
+  // The ranks of tp divide each expert as they do a dense MLP. A factor that they do not divide is
+  // read by all of them, each with a part of the rows or columns of the other factor: it computes a
+  // part of the gradient.
+  ShardSpec shard_of(const spec::TensorSpec& t, const ModelImpls& impls) const {
+    if (!impls.divided_experts) return {};
+    ShardSpec shard{.ranks = tensor->size(), .rank = tensor->rank()};
+    using Dim = spec::TensorSplit::Dim;
+    if (t.split.dim == Dim::none) shard.partial_grad = true;
+    if (t.split.dim == Dim::columns) shard.dim = ShardSpec::Dim::columns;
+    if (t.split.dim == Dim::rows) shard.dim = ShardSpec::Dim::rows, shard.sections = sections_of(t);
+    return shard;
+  }
+  Parameter* add_expert_tensor(ParamStore& params, const spec::TensorSpec& t,
+                               const ModelImpls& impls) const {
+    ParamSpec part = part_of(t, shard_of(t, impls), impls.experts);
+    const auto quantizer = impls.quantizer_of(layer);
+    part.quantized = !t.adapter && quantizer && quantizer->one_form_of_weights();
+    return params.add({UnitKind::experts, layer}, std::move(part));
   }
 
   UnitId unit_id() const { return {UnitKind::layer, layer}; }
@@ -226,11 +236,13 @@ class Route : public ExpertSegment {
                                              l_->experts.form, loss_grad(step, a), samples(step)),
                       y.dtype());
     Parameter* const router = l_->router;
-    step.wgrad.push({[router, &stream, y, dlogits] {
-                       ops::weight_gradient_into(stream, "matmul_router_wgrad", dlogits, y,
-                                                 router->grad, !router->consume_first_write(), {});
-                     },
-                     {router}});
+    if (!router->frozen)
+      step.wgrad.push({[router, &stream, y, dlogits] {
+                         ops::weight_gradient_into(stream, "matmul_router_wgrad", dlogits, y,
+                                                   router->grad, !router->consume_first_write(),
+                                                   {});
+                       },
+                       {router}});
     ops::add_into(stream,
                   ops::matmul(stream, "matmul_router_dgrad", dlogits, router->value, {}, y.dtype()),
                   f.dx_TH);

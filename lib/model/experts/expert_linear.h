@@ -18,6 +18,14 @@
 
 namespace mtrain::model {
 
+// What training adds to each frozen matrix: scale B A, with A (E, dim, I) and B (E, O, dim). If
+// tensor parallelism divides O, a rank's gradient of A is a part of a sum over its ranks; if it
+// divides I, that of B is.
+struct ExpertAdapter {
+  Parameter *a = nullptr, *b = nullptr;  // null without an adapter
+  float scale = 1;
+};
+
 class ExpertLinear {
  public:
   // The names of the GEMMs in profiles and traces.
@@ -28,7 +36,7 @@ class ExpertLinear {
   // `weight` is (E, O, I). `name` is that of its delayed scales. Without a quantizer the GEMMs are
   // in the compute type.
   ExpertLinear(Parameter& weight, const std::string& name, const Names& names,
-               std::shared_ptr<Quantizer> quantizer);
+               std::shared_ptr<Quantizer> quantizer, const ExpertAdapter& adapter = {});
 
   // Return the rows as the GEMMs read them. Quantized ones replace the plain ones of x, also if
   // these have been computed again.
@@ -54,7 +62,7 @@ class ExpertLinear {
   Tensor output_rows(Stream& stream, int64_t R) const {
     return Tensor::empty(stream, {R, weight_->shape[1]}, weight_->compute);
   }
-  // Adds the weight's gradient, now or when the queue runs.
+  // Adds the gradient of the weight, or of its adapter, now or when the queue runs.
   void wgrad(Step& step, ops::Operand dy_RO, ops::Operand x_RI, const Tensor& first_E1) const;
 
  private:
@@ -62,10 +70,17 @@ class ExpertLinear {
                   bool record, const Tensor& first_E1, bool unused_rows) const;
   Tensor multiply(Stream& stream, const char* name, const Tensor& a, bool trans_b,
                   const ExpertChunk& chunk, const Tensor& into) const;
+  // Returns scale A x, or scale B^T dy, for the rows of experts whose A or B `factor` has.
+  Tensor inner(Stream& stream, const char* name, const Tensor& rows, const Tensor& factor,
+               bool trans, const Tensor& first_E1, bool unused_rows) const;
+  // Adds the adapter's part of y = forward(x), or of dx = dgrad(dy), for experts from the first on.
+  void add_adapter(Stream& stream, bool backward, const Tensor& rows, const Tensor& first_E1,
+                   bool unused_rows, int64_t first_expert, const Tensor& result) const;
 
   Parameter* const weight_;
   const Names names_;
   const LinearQuantizer quantizer_;
+  const ExpertAdapter adapter_;
 };
 
 }  // namespace mtrain::model

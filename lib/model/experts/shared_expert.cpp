@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "model/gate_function.h"
+#include "model/lora_linear.h"
 #include "ops/elementwise.h"
 #include "ops/experts.h"
 #include "ops/matmul.h"
@@ -17,16 +18,17 @@ constexpr RouterForm kGate{.score = RouterScore::sigmoid};
 
 SharedExpert::SharedExpert(ParamStore& params, UnitId unit,
                            const std::vector<spec::TensorSpec>& tensors, const std::string& name,
-                           const spec::Experts& experts, const Recompute& recompute,
-                           const ModelImpls& impls)
+                           const spec::ModelSpec& model, const spec::Experts& experts,
+                           const Recompute& recompute, const ModelImpls& impls)
     : keep_outputs_(!recompute.shared_expert),
       keep_activation_(!recompute.cheap && !recompute.shared_expert),
       function_(gate_function(experts.activation)) {
   TensorParallel& tensor = *impls.tensor;
   const std::shared_ptr<Quantizer> quantizer = impls.quantizer_of(unit.layer);
-  gate_up_ =
-      tensor.column_linear(params, {unit, tensors, name + ".gate_up", LayerGemm::fc1, quantizer});
-  down_ = tensor.row_linear(params, {unit, tensors, name + ".down", LayerGemm::fc2, quantizer});
+  gate_up_ = make_linear(params, {unit, tensors, name + ".gate_up", LayerGemm::fc1, quantizer},
+                         LinearSide::column, model, impls.tensor);
+  down_ = make_linear(params, {unit, tensors, name + ".down", LayerGemm::fc2, quantizer},
+                      LinearSide::row, model, impls.tensor);
   if (experts.shared_gate)
     gate_ =
         params.add(unit, part_of(tensor_of(tensors, name + ".gate.weight"), tensor.replicated()));
@@ -82,7 +84,7 @@ Tensor SharedExpert::gate_backward(Step& step, const Gate& g, const Tensor& x_TH
                               !gate_->consume_first_write(), {});
   };
   entry.completes = {gate_};
-  step.wgrad.push(std::move(entry));
+  if (!gate_->frozen) step.wgrad.push(std::move(entry));
   return ops::matmul(stream, "matmul_shared_gate_dgrad", dlogit, gate_->value, {}, x_TH.dtype());
 }
 

@@ -38,8 +38,8 @@ class SharedExpert {
 
   // Declares the parameters in `unit`: those of `name` in `tensors`.
   SharedExpert(ParamStore& params, UnitId unit, const std::vector<spec::TensorSpec>& tensors,
-               const std::string& name, const spec::Experts& experts, const Recompute& recompute,
-               const ModelImpls& impls);
+               const std::string& name, const spec::ModelSpec& model, const spec::Experts& experts,
+               const Recompute& recompute, const ModelImpls& impls);
   Activations up(Step& step, const Tensor& x_TH);
   // Returns the output, and pushes to step.stash the activations that backward pops.
   Tensor down(Step& step, const Tensor& x_TH, Activations a);

@@ -382,15 +382,24 @@ NormGrads norm_grads(ParamStore& params) {
 
 namespace {
 // Lets `fill` write a part's values in fp32, into the master weights if there are any. Then writes
-// the values in the compute dtype.
+// the values in the compute dtype. Frozen parts have no master weights: they go through a buffer,
+// some elements at a time.
 void write_part(Stream& stream, const OwnedPart& part,
-                const std::function<void(const Tensor&)>& fill) {
-  const auto at = [&](const Tensor& t) { return t.flat(part.in_range, {part.count}); };
-  const Tensor to = part.range->master ? at(part.range->master)
-                                       : Tensor::empty(stream, {part.count}, DType::f32,
-                                                       device::MemoryCategory::buffers);
-  fill(to);
-  if (part.range->value) ops::cast(stream, to, at(part.range->value));
+                const std::function<void(const OwnedPart&, const Tensor&)>& fill) {
+  constexpr int64_t kBuffer = 1 << 20;
+  const bool master = bool(part.range->master);
+  const int64_t most = master ? part.count : std::min(part.count, kBuffer);
+  Tensor buffer;
+  if (!master) buffer = Tensor::empty(stream, {most}, DType::f32, device::MemoryCategory::buffers);
+  for (int64_t done = 0; done < part.count; done += most) {
+    OwnedPart some = part;
+    some.in_param += done, some.in_range += done;
+    some.count = std::min(most, part.count - done);
+    const auto at = [&](const Tensor& t) { return t.flat(some.in_range, {some.count}); };
+    const Tensor to = master ? at(part.range->master) : buffer.flat(0, {some.count});
+    fill(some, to);
+    if (part.range->value) ops::cast(stream, to, at(part.range->value));
+  }
 }
 
 // Adapters alone have uniform numbers. They are few, so the host computes them.
@@ -411,8 +420,8 @@ void ParamStore::initialize(Stream& stream, uint64_t seed) {
   for (Parameter& p : params_) {
     const bool random = p.init == Init::normal || p.init == Init::uniform;
     const auto runs = random ? p.runs() : std::vector<ElementRun>();
-    for (const OwnedPart& part : owned_parts(p))
-      write_part(stream, part, [&](const Tensor& to) {
+    for (const OwnedPart& owned : owned_parts(p))
+      write_part(stream, owned, [&](const OwnedPart& part, const Tensor& to) {
         if (p.init == Init::zeros || p.init == Init::ones)
           return ops::fill(stream, to, p.init == Init::ones ? 1.0f : 0.0f);
         for (const ElementRun& r : runs) {

@@ -47,6 +47,11 @@ void validate_samples(const Recipe& r, Diagnostics& diagnostics) {
                         fmt::format("random tokens are below {}, and the model's vocabulary has {}",
                                     s.vocab_size.value_or(0), r.model.vocab_size),
                         "leave it out: it is then at most the model's");
+    diagnostics.require(*s.format != recipe::SampleFormat::tokens ||
+                            (s.split.empty() && !s.limit && !s.shuffle_seed),
+                        {path + ".format", split, path + ".limit", path + ".shuffle_seed"},
+                        "files of tokens are read whole, without split, limit and shuffle_seed",
+                        "leave these out, and name fewer files");
     diagnostics.require(is_split(s.split), {split}, fmt::format("`{}` is not a split", s.split),
                         "write train, train[:1000] or train[10%:]");
   };

@@ -1,7 +1,7 @@
 #include "recipe/load/foreign_keys.h"
 
 #include <algorithm>
-#include <array>
+#include <iterator>
 
 #include "base/strings.h"
 
@@ -86,7 +86,7 @@ constexpr ForeignKey kept_of_muon(std::string_view path, std::string_view reason
   return key;
 }
 
-constexpr std::array kForeignKeys{
+constexpr ForeignKey kForeignKeys[]{
     // AutoModel's distributed section.
     ForeignKey{"distributed.pipeline.patch_inner_model", kNone, kOwnModel},
     ForeignKey{"distributed.pipeline.patch_causal_lm_model", kNone, kOwnModel},
@@ -172,8 +172,6 @@ constexpr std::array kForeignKeys{
     ForeignKey{"peft.use_dora", kRefused,
                "DoRA, which also trains the magnitudes of weights, is not supported",
                "remove it: LoRA trains A and B alone", off},
-    ForeignKey{"peft.moe_rank_scaling", kRefused, "adapters of experts are not supported yet",
-               "train a dense model", off},
     ForeignKey{"peft.dropout_position",
                kIgnored,
                "is ignored: peft.dropout drops from the adapters' inputs",
@@ -294,8 +292,6 @@ constexpr std::array kForeignKeys{
     ForeignKey{"dataset.fp8", kNone, kNoPadding},
     ForeignKey{"dataset.mask_reasoning_content", kRefused,
                "the text of a model's reasoning always counts as its answer", "leave it out", off},
-    ForeignKey{"dataset.mask_history", kRefused, "every answer of a conversation is learned",
-               "leave it out", off},
     ForeignKey{"dataset.use_hf_chat_template", kRefused, "is not read",
                "write dataset.train.template: tokenizer", off},
     ForeignKey{"dataset.skip_invalid_samples", kRefused, "a row that cannot be used is an error",
@@ -309,12 +305,18 @@ constexpr std::array kForeignKeys{
     ForeignKey{"validation_dataset.seq_len", kNone, "held-out text is cut as training text is"},
     ForeignKey{"validation_dataset.mask_reasoning_content", kRefused,
                "the text of a model's reasoning always counts as its answer", "leave it out", off},
-    ForeignKey{"validation_dataset.mask_history", kRefused,
-               "every answer of a conversation is learned", "leave it out", off},
     ForeignKey{"validation_dataset.use_hf_chat_template", kRefused, "is not read",
                "write dataset.validation.template: tokenizer", off},
     ForeignKey{"tokenizer.trust_remote_code", kNone, "no code of a tokenizer is run"},
     ForeignKey{"tokenizer.add_bos_token", kNone, kOwnTokenizer},
+    ForeignKey{"dataset.shuffle_files", kNone, "samples are shuffled across files"},
+    ForeignKey{"dataset.bos_token", kNone, "samples follow each other without gaps"},
+    ForeignKey{"dataset.align_to_bos", kRefused, "samples begin where the one before ends",
+               "leave it out", off},
+    ForeignKey{"validation_dataset.shuffle_files", kNone, "held-out text keeps its order"},
+    ForeignKey{"validation_dataset.bos_token", kNone, "samples follow each other without gaps"},
+    ForeignKey{"validation_dataset.align_to_bos", kRefused,
+               "samples begin where the one before ends", "leave it out", off},
     ForeignKey{"dataset.index_mapping_dir", kNone, "the order of the samples is computed"},
     ForeignKey{"dataset.splits_to_build", kNone, "dataset.validation names the held-out text"},
     ForeignKey{"dataset.split", kIgnored,
@@ -547,7 +549,7 @@ bool covers(std::string_view pattern, std::string_view path) {
 const ForeignKey* find_foreign_key(std::string_view path) {
   const auto row = std::ranges::find_if(
       kForeignKeys, [&](const ForeignKey& key) { return covers(key.path, path); });
-  return row == kForeignKeys.end() ? nullptr : &*row;
+  return row == std::end(kForeignKeys) ? nullptr : &*row;
 }
 
 const ForeignKey* find_foreign_flag(std::string_view word) {
@@ -560,7 +562,7 @@ const ForeignKey* find_foreign_flag(std::string_view word) {
   const auto row = std::ranges::find_if(kForeignKeys, [&](const ForeignKey& key) {
     return key.path.substr(key.path.rfind('.') + 1) == word;
   });
-  return row == kForeignKeys.end() ? nullptr : &*row;
+  return row == std::end(kForeignKeys) ? nullptr : &*row;
 }
 
 }  // namespace mtrain::recipe

@@ -1,6 +1,8 @@
 // Derives values that follow from other fields. Each is marked as derived in the printed recipe.
+#include <glob.h>
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include <fmt/core.h>
 
@@ -259,6 +261,30 @@ void resolve_epochs(Recipe& r, int64_t samples, Diagnostics& diagnostics) {
 }
 
 namespace {
+// Replaces a pattern of the shell by the pairs of .bin and .idx that it matches, in order. One that
+// matches none stays, and is reported as a path that does not exist.
+void expand_patterns(std::vector<std::string>& prefixes) {
+  std::vector<std::string> expanded;
+  for (const std::string& pattern : prefixes) {
+    std::set<std::string> found;
+    if (pattern.find_first_of("*?[") != std::string::npos)
+      for (const char* ending : {"", ".bin"}) {
+        glob_t matches = {};
+        if (::glob((pattern + ending).c_str(), 0, nullptr, &matches) == 0)
+          for (size_t i = 0; i < matches.gl_pathc; ++i) {
+            const std::string path = matches.gl_pathv[i];
+            if (path.ends_with(".bin")) found.insert(path.substr(0, path.size() - 4));
+          }
+        ::globfree(&matches);
+      }
+    if (found.empty())
+      expanded.push_back(pattern);
+    else
+      expanded.insert(expanded.end(), found.begin(), found.end());
+  }
+  prefixes = std::move(expanded);
+}
+
 // The section alone asks for adapters, as it does for AutoModel. A printed recipe has `dim`.
 void derive_adapters(Recipe& r) {
   if (r.given("peft.dim")) return;
@@ -272,6 +298,8 @@ void resolve_recipe(const ModelConfig& family, Recipe& r, Diagnostics& diagnosti
   derive_tokenizer(r, diagnostics);
   derive_row_length(r, diagnostics);
   take_foreign_values(r, diagnostics);
+  expand_patterns(r.dataset.train);
+  expand_patterns(r.dataset.validation);
   auto& m = r.model;
   derive(r, "model.num_query_groups", m.num_query_groups, m.num_attention_heads);
   // The rules report a hidden size that the heads do not divide; here the division rounds down.

@@ -58,6 +58,7 @@ const std::vector<SampleClass>& sample_classes() {
         {"split", "split"},
         {"name", "subset"},
         {"shuffle_seed", "shuffle_seed"},
+        {"mask_history", "last_answer_only"},
         {"chat_template", "template"}}},
       {{"column_mapped_text_instruction_dataset.ColumnMappedTextInstructionDataset"},
        {{"format", "prompt_completion"},
@@ -69,6 +70,9 @@ const std::vector<SampleClass>& sample_classes() {
         {"name", "subset"},
         {"limit_dataset_samples", "limit"},
         {"answer_only_loss_mask", "answers_only"}}},
+      {{"nanogpt_dataset.NanogptDataset"},
+       {{"format", "tokens"}, {"end_of_text", "false"}},
+       {{"file_pattern", "files"}}},
       {{"mock_iterable_dataset.MockIterableDataset"},
        {{"format", "mock"}, {"limit", "1000000"}},
        {{"num_samples", "limit"}, {"vocab_size", "vocab_size"}}}};
@@ -149,8 +153,8 @@ void set_key(LayerSettings& layer, const Place& place, const std::string& key,
       Severity::error, location, spelling, "there is no such key",
       meant.starts_with(fields)
           ? fmt::format("did you mean {}?", meant.substr(fields.size() + 1))
-          : "write messages, prompt_completion, text or mock, and split, template, limit, prompt, "
-            "completion, column; `mtrain explain dataset.train_samples` describes them");
+          : "write messages, prompt_completion, text, tokens or mock, and split, template, limit, "
+            "prompt, completion, column; `mtrain explain dataset.train_samples` describes them");
 }
 
 }  // namespace

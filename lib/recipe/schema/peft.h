@@ -13,7 +13,7 @@ struct PeftConfig {
   int64_t dim = 0;
   double alpha = 32, dropout = 0;
   std::vector<std::string> target_modules, exclude_modules;
-  bool match_all_linear = false;
+  bool match_all_linear = false, moe_rank_scaling = false;
 
   bool on() const { return dim > 0; }
 
@@ -33,11 +33,15 @@ struct PeftConfig {
             {.aliases = "peft.lora_dropout", .min = 0, .max = 1, .below_max = true}},
       Field{"target_modules", &PeftConfig::target_modules,
             "linears that get adapters, by the names of Hugging Face (q_proj, *.mlp.down_proj) or "
-            "Megatron-Bridge (linear_qkv); * stands for any text; all linears unless set"},
+            "Megatron-Bridge (linear_qkv); * stands for any text; `experts` stands for the "
+            "matrices of all experts; all linears but these unless set"},
       Field{"exclude_modules", &PeftConfig::exclude_modules,
             "linears that get none, by the same names"},
       Field{"match_all_linear", &PeftConfig::match_all_linear,
-            "all linears of the layers get adapters, whatever target_modules is"}};
+            "all linears of the layers but those of experts get adapters, whatever target_modules "
+            "is"},
+      Field{"moe_rank_scaling", &PeftConfig::moe_rank_scaling,
+            "the adapter of an expert has the rank dim / (experts of a token), rounded down"}};
 };
 
 }  // namespace mtrain::recipe

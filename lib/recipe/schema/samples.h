@@ -11,11 +11,12 @@
 
 namespace mtrain::recipe {
 
-enum class SampleFormat { messages, prompt_completion, text, mock };
+enum class SampleFormat { messages, prompt_completion, text, tokens, mock };
 constexpr auto enum_names(SampleFormat) {
   return std::array{EnumName{SampleFormat::messages, "messages"},
                     EnumName{SampleFormat::prompt_completion, "prompt_completion"},
-                    EnumName{SampleFormat::text, "text"}, EnumName{SampleFormat::mock, "mock"}};
+                    EnumName{SampleFormat::text, "text"}, EnumName{SampleFormat::tokens, "tokens"},
+                    EnumName{SampleFormat::mock, "mock"}};
 }
 
 struct SamplesConfig {
@@ -28,15 +29,15 @@ struct SamplesConfig {
   std::string prompt = "{prompt}", completion = "{completion}";
   std::optional<std::string> chat_template;
   bool together = false;
-  bool answers_only = true, headers = false;
+  bool answers_only = true, last_answer_only = false, headers = false;
   Auto<bool> end_of_text;
   bool cut = true;
   std::optional<int64_t> vocab_size;
 
   static constexpr auto fields = std::tuple{
       Field{"format", &SamplesConfig::format,
-            "messages: conversations, written by a chat template; prompt_completion; text; mock: "
-            "random tokens, without a file"},
+            "messages: conversations, written by a chat template; prompt_completion; text; tokens: "
+            "ids in the .bin files of NanoGPT; mock: random tokens, without a file"},
       Field{"files", &SamplesConfig::files,
             "JSON lines: a file, a folder or a list of them, or a data set's name on the Hugging "
             "Face "
@@ -68,6 +69,8 @@ struct SamplesConfig {
             "encode prompt and completion as one text; otherwise each by itself"},
       Field{"answers_only", &SamplesConfig::answers_only,
             "only answers count as labels; otherwise all tokens do"},
+      Field{"last_answer_only", &SamplesConfig::last_answer_only,
+            "of a conversation, only the last answer counts as a label"},
       Field{"headers", &SamplesConfig::headers,
             "what a chat template writes before an answer, such as the role, counts as a label, "
             "too; not if the template marks its answers"},
