@@ -23,7 +23,7 @@ void add_import_command(CLI::App& app) {
   struct Options {
     std::string folder, output;
     std::vector<std::string> ignore_keys;
-    bool dry_run = false;
+    bool dry_run = false, mtp = false;
   };
   auto* command = app.add_subcommand("import", "import a model from another program");
   command->require_subcommand(1);
@@ -38,6 +38,9 @@ void add_import_command(CLI::App& app) {
                  "keys of config.json to ignore: mtrain does not know them, and they do not affect "
                  "what the model computes (model.ignore_keys)")
       ->delimiter(',');
+  hf->add_flag("--mtp", o->mtp,
+               "also import the layers of multi-token prediction (num_nextn_predict_layers), which "
+               "training can continue (model.mtp_num_layers)");
   for (CLI::App* each : {command, hf})
     set_examples(*each, {"mtrain import hf hf/first --dry-run",
                          "mtrain import hf hf/first --output checkpoints/first"});
@@ -45,7 +48,8 @@ void add_import_command(CLI::App& app) {
     if (o->output.empty() && !o->dry_run)
       throw UserError("neither --output nor --dry-run is given",
                       "give --output OUT to write a checkpoint, or --dry-run to check the folder");
-    const interchange::HfFolder folder = interchange::open_hf_folder(o->folder, o->ignore_keys);
+    const interchange::HfFolder folder = interchange::open_hf_folder(
+        o->folder, o->ignore_keys, o->mtp ? interchange::kAllMtpLayers : 0);
     print_lines(interchange::describe(folder));
     if (o->dry_run) return;
     print_lines(fmt::format("written: {}\n", interchange::import_hf(folder, o->output).string()));

@@ -150,7 +150,7 @@ Copies copies_along(const mesh::Mesh& mesh, int64_t rank, const mesh::Axes& axes
 
 bool shares_table(const plan::RunPlan& plan) {
   const schedule::Schedule& s = plan.schedule;
-  return plan.model.tied_embeddings && s.rank_of(0) != s.rank_of(s.stages - 1);
+  return plan.model.table_at_end() && s.rank_of(0) != s.rank_of(s.stages - 1);
 }
 
 CopiesOfUnits copies_of_units(const plan::RunPlan& plan, int64_t rank) {

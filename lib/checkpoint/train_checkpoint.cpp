@@ -148,8 +148,8 @@ plan::SavedRecipe saved_recipe(const fs::path& folder) {
 
 void load_weights(Stream& stream, model::ParamStore& params,
                   const std::vector<ReplicatedTensor>& replicated, const fs::path& folder,
-                  const ReadProgress& progress) {
-  std::set<std::string> used;
+                  const ReadProgress& progress, const std::set<std::string>& unused) {
+  std::set<std::string> used = unused;
   for (const model::Parameter* p : params.params()) used.insert(p->name);
   load_weights(stream, params, folder, std::move(used), replicated, {}, progress);
 }

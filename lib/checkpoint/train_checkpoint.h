@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -113,12 +114,14 @@ storage::TrainState read_state(const std::filesystem::path& folder);
 storage::TrainState load_model(const CheckpointParts& parts, const std::filesystem::path& folder);
 
 // Reads only the weights and the replicated tensors of the model. Parameters may have no gradients.
-// Throws UserError if the checkpoint lacks a tensor, or has one that the model does not use.
-// `progress`, which may be empty, receives the bytes that have been read (as fp32), and the total.
+// Throws UserError if the checkpoint lacks a tensor, or has one that the model does not use and
+// that is not in `unused`. `progress`, which may be empty, receives the bytes that have been read
+// (as fp32), and the total.
 void load_weights(Stream& stream, model::ParamStore& params,
                   const std::vector<ReplicatedTensor>& replicated,
                   const std::filesystem::path& folder,
-                  const std::function<void(int64_t done, int64_t total)>& progress = {});
+                  const std::function<void(int64_t done, int64_t total)>& progress = {},
+                  const std::set<std::string>& unused = {});
 
 // Returns the recipe under which the checkpoint in `folder` was saved.
 plan::SavedRecipe saved_recipe(const std::filesystem::path& folder);

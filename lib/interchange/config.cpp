@@ -30,7 +30,7 @@ using recipe::Recipe;
 template <class Has>
 std::string layers_with(const ModelConfig& m, const Has& has) {
   std::string layers;
-  for (const spec::LayerSpec& layer : recipe::model_spec(m).layers)
+  for (const spec::LayerSpec& layer : spec::without_predictions(recipe::model_spec(m)).layers)
     layers += has(layer) ? '1' : '0';
   return layers;
 }
@@ -190,7 +190,9 @@ json config_of(const Recipe& recipe, const Family& family, const ConfigText& tex
   // If these keys were absent, transformers would compute positions and windows in its own way.
   put_rope(r.model, family.rope, config);
   put_window(r.model, family.window, config);
-  if (!family.mtp_layers_key.empty()) config[std::string(family.mtp_layers_key)] = 0;
+  if (!family.mtp_layers_key.empty())
+    config[std::string(family.mtp_layers_key)] =
+        names_predictions(family, recipe.model) ? recipe.model.mtp_num_layers : 0;
   // Records the ignored keys, since other programs may compute with them.
   if (!recipe.model.ignore_keys.empty()) config["_mtrain_ignored_keys"] = recipe.model.ignore_keys;
   config["architectures"] = {family.class_name};

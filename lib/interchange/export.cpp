@@ -5,6 +5,7 @@
 #include <cmath>
 #include <map>
 #include <memory>
+#include <set>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -109,13 +110,23 @@ void take_vocabulary(recipe::Recipe& r, const storage::ValueSource& weights) {
 
 // Every tensor of the checkpoint must have a name in the family, since the model computes with it.
 // Exceptions are load_fraction of routers, which only steers training, and adapters, which
-// open_trained() has checked.
-void check_tensors(const TrainedWeights& trained, const TensorMap& map) {
+// open_trained() has checked. So are layers of multi-token prediction that the family does not
+// name.
+void check_tensors(const TrainedWeights& trained, const TensorMap& map,
+                   const spec::ModelSpec& model) {
   const storage::ValueSource& weights = *trained.weights;
   std::vector<std::string> wrong;
+  std::set<std::string> unnamed;
+  for (const spec::TensorSpec& t : spec::tensors(model))
+    if (!map.find(t.name)) unnamed.insert(t.name);
+  if (!unnamed.empty())
+    log::warn(
+        fmt::format("the layers of multi-token prediction are left out: a {} folder has no "
+                    "names for them",
+                    map.family().model_type));
   for (const storage::CheckpointTensors::Entry& t : trained.file->entries())
-    if (!map.find(t.name) && !t.name.ends_with(".router.load_fraction") &&
-        t.name.find(".lora.") == std::string::npos)
+    if (!map.find(t.name) && !unnamed.contains(t.name) &&
+        !t.name.ends_with(".router.load_fraction") && t.name.find(".lora.") == std::string::npos)
       wrong.push_back(
           fmt::format("{} has no name in a {} folder", t.name, map.family().model_type));
   for (const MappedTensor& t : map.tensors()) {
@@ -139,7 +150,9 @@ struct Shard {
 std::vector<Shard> make_shards(const TensorMap& map, const Types& types,
                                const ExportOptions& options) {
   std::vector<Shard> shards(1);
-  for (const TensorPiece* p : map.pieces()) {
+  std::vector<const TensorPiece*> pieces = map.pieces();
+  for (const TensorPiece& copy : map.copies()) pieces.push_back(&copy);
+  for (const TensorPiece* p : pieces) {
     // transformers keeps biases of routers in fp32, whatever the dtype of the weights.
     const bool state = map.find(p->name)->is_state;
     const auto at = types.find(p->hf_name);
@@ -261,6 +274,14 @@ struct Contents {
   std::vector<Shard> shards;
 };
 
+// Returns the model without layers that the family does not name.
+spec::ModelSpec written_model(const Contents& c) {
+  const spec::ModelSpec model = recipe::model_spec(c.recipe.model);
+  return names_predictions(*find_family(c.model_type), c.recipe.model)
+             ? model
+             : spec::without_predictions(model);
+}
+
 Contents contents_of(const fs::path& checkpoint, const TrainedWeights& trained,
                      const ExportOptions& options) {
   Contents c{.recipe = recorded_recipe(checkpoint, {"~model.from"})};
@@ -268,9 +289,8 @@ Contents contents_of(const fs::path& checkpoint, const TrainedWeights& trained,
   c.origin = trained.base.empty() ? origin_of(checkpoint) : fs::path(trained.base);
   const std::string base = c.origin.empty() ? "" : read_file(c.origin / "config.json");
   write_config(c.recipe, {base, "float32"}, c.model_type);  // finds the family
-  c.map =
-      std::make_unique<TensorMap>(recipe::model_spec(c.recipe.model), *find_family(c.model_type));
-  check_tensors(trained, *c.map);
+  c.map = std::make_unique<TensorMap>(written_model(c), *find_family(c.model_type));
+  check_tensors(trained, *c.map, recipe::model_spec(c.recipe.model));
   c.shards = make_shards(
       *c.map, options.dtype ? Types() : imported_types(*trained.file, checkpoint, c.origin),
       options);
@@ -305,11 +325,11 @@ Contents parse_contents(const std::string& text, const fs::path& checkpoint,
   c.origin = text.substr(0, end);
   c.config = all.at("config").get<std::string>();
   c.model_type = all.at("model_type").get<std::string>();
-  c.map =
-      std::make_unique<TensorMap>(recipe::model_spec(c.recipe.model), *find_family(c.model_type));
+  c.map = std::make_unique<TensorMap>(written_model(c), *find_family(c.model_type));
   const DType most = type_of(all.at("dtype").get<std::string>());
   Types types;
   for (const TensorPiece* p : c.map->pieces()) types[p->hf_name] = most;
+  for (const TensorPiece& copy : c.map->copies()) types[copy.hf_name] = most;
   for (const auto& [name, type] : all.at("other_dtypes").items())
     types[name] = type_of(type.get<std::string>());
   options.dtype.reset();
@@ -461,7 +481,7 @@ namespace {
 void check_adapters(const recipe::Recipe& r, const Family& family, bool saves,
                     Diagnostics& diagnostics) {
   try {
-    const TensorMap map(recipe::model_spec(r.model), family);
+    const TensorMap map(spec::without_predictions(recipe::model_spec(r.model)), family);
     check_adapter_folder(map, adapters_of(adapted_model(r)));
   } catch (const UserError& e) {
     if (saves)

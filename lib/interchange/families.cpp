@@ -37,6 +37,10 @@ const std::vector<Family>& families() {
   return all;
 }
 
+bool names_predictions(const Family& family, const ModelConfig& m) {
+  return m.mtp_num_layers > 0 && !m.mtp_use_repeated_layer && !family.mtp_layers_key.empty();
+}
+
 const Family* find_family(std::string_view model_type) {
   const auto at = std::ranges::find(families(), model_type, &Family::model_type);
   return at == families().end() || at->keys.empty() ? nullptr : &*at;

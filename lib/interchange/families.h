@@ -77,11 +77,12 @@ struct Family {
   void (*defaults)(ModelConfig&) = nullptr;
   std::string_view prefix = "model.";  // before base-model names; a base model's folder lacks it
   std::vector<TensorRow> rows = {};    // the names that transformers writes
+  std::vector<TensorRow> copies = {};  // of tables, which a layer of multi-token prediction has
   std::vector<TensorRow> fused = {};   // replaces the rows with the same `name` if a folder has it
   // Suffixes of the names of buffers that older versions of transformers wrote. Nothing reads them.
   std::span<const std::string_view> buffers = {};
   // The key of config.json with the number of multi-token prediction layers after the model's own
-  // ("": none), and its value if absent. mtrain does not support these layers.
+  // ("": none), and its value if absent. mtrain reads these layers if the recipe asks for them.
   std::string_view mtp_layers_key = {};
   int64_t mtp_layers_default = 0;
   std::vector<recipe::Target> targets = {};  // further classes that a recipe's `_target_` may name
@@ -89,6 +90,9 @@ struct Family {
 
 // Returns all families.
 const std::vector<Family>& families();
+
+// Whether folders of the family have the model's layers of multi-token prediction.
+bool names_predictions(const Family& family, const ModelConfig& model);
 
 // Returns the family with this model_type; null if mtrain reads no folders of it.
 const Family* find_family(std::string_view model_type);

@@ -50,8 +50,8 @@ bool MtpLayers::contains(const Family& family, std::string_view tensor) const {
   return error == std::errc() && dot != last && *dot == '.' && layer >= first && layer < end;
 }
 
-MtpLayers mtp_layers(const std::filesystem::path& folder, const Family& family, int64_t layers) {
-  if (family.mtp_layers_key.empty()) return {layers, layers};
+int64_t count_mtp_layers(const std::filesystem::path& folder, const Family& family) {
+  if (family.mtp_layers_key.empty()) return 0;
   const auto config = read_json(folder / "config.json");
   int64_t count = family.mtp_layers_default;
   if (config.is_object() && config.contains(family.mtp_layers_key)) {
@@ -64,7 +64,7 @@ MtpLayers mtp_layers(const std::filesystem::path& folder, const Family& family, 
                       "download the folder again, or correct its config.json");
     count = is_count ? value.get<int64_t>() : 0;
   }
-  return {layers, layers + count};
+  return count;
 }
 
 void check_tensor_count(const storage::SafetensorsFolder& folder, const spec::ModelSpec& m,
@@ -115,6 +115,8 @@ std::vector<std::string> tensor_mistakes(const storage::SafetensorsFolder& folde
   for (const TensorPiece* p : map.pieces()) check(p->hf_name, p->shape, p->name);
   if (!map.tied_copy().empty() && folder.contains(map.tied_copy()))
     check(map.tied_copy(), map.find("embedding.weight")->shape, "embedding.weight, which is tied");
+  for (const TensorPiece& copy : map.copies())
+    if (folder.contains(copy.hf_name)) check(copy.hf_name, copy.shape, copy.name);
   for (const std::string& name : unused)
     mistakes.push_back(fmt::format("unmapped: {} {} is a tensor that no part of a {} model reads",
                                    name, shape_text(folder.info(name).shape),
@@ -122,22 +124,40 @@ std::vector<std::string> tensor_mistakes(const storage::SafetensorsFolder& folde
   return mistakes;
 }
 
-void check_tied_copy(const storage::SafetensorsFolder& folder, const TensorMap& map) {
-  if (map.tied_copy().empty() || !folder.contains(map.tied_copy())) return;
-  const MappedTensor& table = *map.find("embedding.weight");
-  const std::string& name = table.pieces.front().hf_name;
+namespace {
+bool equal_tensors(const storage::SafetensorsFolder& folder, const std::string& one,
+                   const std::string& other, int64_t elements) {
   std::vector<float> a, b;
-  for (int64_t first = 0; first < table.shape.count(); first += kComparedAtOnce) {
-    const int64_t count = std::min(kComparedAtOnce, table.shape.count() - first);
+  for (int64_t first = 0; first < elements; first += kComparedAtOnce) {
+    const int64_t count = std::min(kComparedAtOnce, elements - first);
     a.resize(size_t(count)), b.resize(size_t(count));
-    folder.read(name, first, count, a.data());
-    folder.read(map.tied_copy(), first, count, b.data());
-    if (std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) != 0)  // NaN equals itself
+    folder.read(one, first, count, a.data());
+    folder.read(other, first, count, b.data());
+    // NaN equals itself.
+    if (std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) != 0) return false;
+  }
+  return true;
+}
+}  // namespace
+
+void check_copies(const storage::SafetensorsFolder& folder, const TensorMap& map) {
+  const auto name_of = [&](std::string_view table) {
+    return map.find(table)->pieces.front().hf_name;
+  };
+  if (const std::string& copy = map.tied_copy(); !copy.empty() && folder.contains(copy)) {
+    const std::string name = name_of("embedding.weight");
+    if (!equal_tensors(folder, name, copy, map.find("embedding.weight")->shape.count()))
       throw UserError(
-          fmt::format("tie_word_embeddings is true, and {} differs from {}", map.tied_copy(), name),
+          fmt::format("tie_word_embeddings is true, and {} differs from {}", copy, name),
           "set tie_word_embeddings: false in config.json if the output layer has weights of its "
           "own; else remove that tensor");
   }
+  for (const TensorPiece& copy : map.copies())
+    if (folder.contains(copy.hf_name) &&
+        !equal_tensors(folder, name_of(copy.name), copy.hf_name, copy.shape.count()))
+      throw UserError(fmt::format("{} differs from {}, which multi-token prediction shares",
+                                  copy.hf_name, name_of(copy.name)),
+                      "set model.mtp_num_layers: 0 to leave these layers out");
 }
 
 }  // namespace mtrain::interchange

@@ -11,15 +11,14 @@
 
 namespace mtrain::interchange {
 
-// The multi-token prediction layers [first, end) after the model's own. mtrain does not support
-// them.
+// The multi-token prediction layers [first, end) that are not read.
 struct MtpLayers {
   int64_t first = 0, end = 0;
   bool contains(const Family& family, std::string_view tensor) const;
 };
 
-// Returns the folder's multi-token prediction layers. The model has `layers` layers of its own.
-MtpLayers mtp_layers(const std::filesystem::path& folder, const Family& family, int64_t layers);
+// Returns how many layers of multi-token prediction the folder's config.json names.
+int64_t count_mtp_layers(const std::filesystem::path& folder, const Family& family);
 
 // Throws UserError if config.json implies far more layers or experts than the folder has tensors.
 // Call it before making a TensorMap, whose names could otherwise fill the memory.
@@ -32,8 +31,9 @@ void check_tensor_count(const storage::SafetensorsFolder& folder, const spec::Mo
 std::vector<std::string> tensor_mistakes(const storage::SafetensorsFolder& folder,
                                          const TensorMap& map, const MtpLayers& mtp = {});
 
-// Throws UserError if embeddings are tied, but the folder's output layer differs from the table.
-// transformers would ignore that output layer. Reads both tensors, piece by piece.
-void check_tied_copy(const storage::SafetensorsFolder& folder, const TensorMap& map);
+// Throws UserError if embeddings are tied, but the folder's output layer differs from the table:
+// transformers would ignore that output layer. Or if TensorMap::copies() differ from what they
+// copy. Reads these tensors, piece by piece.
+void check_copies(const storage::SafetensorsFolder& folder, const TensorMap& map);
 
 }  // namespace mtrain::interchange

@@ -46,14 +46,14 @@ std::string describe_mtp(const storage::SafetensorsFolder& tensors, const Family
   if (count == 0) return "";
   return fmt::format(
       "{} tensors of the layers from {} on, with {} parameters, are left out: they "
-      "predict further tokens ({}) and are not supported",
+      "predict further tokens ({}), which model.mtp_num_layers or `import hf --mtp` asks for",
       count, mtp.first, human_count(double(elements)), family.mtp_layers_key);
 }
 
 }  // namespace
 
 HfFolder open_hf_folder(const std::filesystem::path& path,
-                        const std::vector<std::string>& ignore_keys) {
+                        const std::vector<std::string>& ignore_keys, int64_t mtp) {
   if (const auto problem = hub_problem(path)) throw UserError(problem->message, problem->hint);
   const std::filesystem::path folder = hub_model_folder(path);
   std::vector<std::string> errors;
@@ -68,14 +68,21 @@ HfFolder open_hf_folder(const std::filesystem::path& path,
   if (!errors.empty()) throw UserError(fmt::format("{}", fmt::join(errors, "\n")));
   const Family* family = find_family(enum_name(recipe->model.architecture));
   MT_CHECK(family, "{} has keys and no tensors", enum_name(recipe->model.architecture));
+  const int64_t named = count_mtp_layers(folder, *family), own = recipe->model.num_layers;
+  recipe->model.mtp_num_layers = mtp == kAllMtpLayers ? named : mtp;
+  if (const int64_t asked = recipe->model.mtp_num_layers; asked > named)
+    throw UserError(fmt::format("{}: {} layers of multi-token prediction are asked for, and "
+                                "config.json names {}",
+                                folder.string(), asked, named),
+                    "set model.mtp_num_layers to what the folder has, or model.init: random");
   const auto contains = [&](std::string_view name) { return tensors->contains(name); };
   const NameForm form = NameForm::of(*family, contains);
   const spec::ModelSpec model = recipe::model_spec(recipe->model);
   check_tensor_count(*tensors, model, form);
   TensorMap map(model, *family, form);
-  const MtpLayers mtp = mtp_layers(folder, *family, recipe->model.num_layers);
-  std::vector<std::string> mistakes = tensor_mistakes(*tensors, map, mtp);
-  if (mistakes.empty()) collect(mistakes, [&] { check_tied_copy(*tensors, map); });
+  const MtpLayers unread{own + recipe->model.mtp_num_layers, own + named};
+  std::vector<std::string> mistakes = tensor_mistakes(*tensors, map, unread);
+  if (mistakes.empty()) collect(mistakes, [&] { check_copies(*tensors, map); });
   constexpr size_t kShown = 100;
   if (mistakes.size() > kShown) {
     const size_t more = mistakes.size() - kShown;
@@ -86,7 +93,7 @@ HfFolder open_hf_folder(const std::filesystem::path& path,
     throw UserError(fmt::format("{}: the tensors are not those of its config.json\n  {}",
                                 folder.string(), fmt::join(mistakes, "\n  ")),
                     "download the folder again, or correct its config.json");
-  std::string left_out = describe_mtp(*tensors, *family, mtp);
+  std::string left_out = describe_mtp(*tensors, *family, unread);
   return {std::move(*recipe), std::move(tensors), std::move(map), std::move(left_out)};
 }
 
@@ -113,6 +120,8 @@ std::string describe(const HfFolder& f) {
       m.moe.num_experts == 0
           ? ""
           : fmt::format(", {} experts, {} of them per token", m.moe.num_experts, m.moe.router_topk);
+  const std::string predictions =
+      m.mtp_num_layers > 0 ? fmt::format(", {} of multi-token prediction", m.mtp_num_layers) : "";
   const size_t files = f.tensors->files().size();
   const std::string ignored =
       m.ignore_keys.empty() ? ""
@@ -120,14 +129,15 @@ std::string describe(const HfFolder& f) {
                                           fmt::join(m.ignore_keys, ", "));
   return fmt::format(
       "family      {} ({})\n"
-      "model       {} layers, hidden {}, heads {} / {} of {}, ffn {}, vocabulary {}, positions "
+      "model       {} layers{}, hidden {}, heads {} / {} of {}, ffn {}, vocabulary {}, positions "
       "{}{}{}\n"
       "parameters  {} ({})\n"
       "tensors     {} of theirs, {} of mtrain's; types: {}\n"
       "files       {} with {} of data\n"
       "{}{}\n",
-      family.model_type, family.class_name, m.num_layers, m.hidden_size, m.num_attention_heads,
-      m.kv_heads(), m.head_dim(), m.ffn_size(), m.vocab_size, m.max_position_embeddings.value_or(0),
+      family.model_type, family.class_name, m.num_layers, predictions, m.hidden_size,
+      m.num_attention_heads, m.kv_heads(), m.head_dim(), m.ffn_size(), m.vocab_size,
+      m.max_position_embeddings.value_or(0),
       m.share_embeddings_and_output_weights ? ", tied embeddings" : "", experts,
       human_count(double(f.map.parameters())), f.map.parameters(), f.tensors->tensors().size(),
       f.map.tensors().size(), fmt::join(counts, ", "),

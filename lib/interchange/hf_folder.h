@@ -28,9 +28,11 @@ struct HfFolder {
 // UserError with all mistakes: in config.json, in the files, and each
 // tensor that is missing, unmapped, or of the wrong shape or dtype. Reads weights only if tied
 // embeddings have two copies, which must be equal.
-// `ignore_keys` is the recipe's model.ignore_keys.
+// `ignore_keys` is the recipe's model.ignore_keys. Reads the first `mtp` layers of multi-token
+// prediction; kAllMtpLayers: those that config.json names.
+inline constexpr int64_t kAllMtpLayers = -1;
 HfFolder open_hf_folder(const std::filesystem::path& path,
-                        const std::vector<std::string>& ignore_keys = {});
+                        const std::vector<std::string>& ignore_keys = {}, int64_t mtp = 0);
 
 // Returns a text that ranks compare to check that they see the same folder: a hash of config.json,
 // and storage::weights_fingerprint(), which reads the tensors' headers and checksums. It reads a

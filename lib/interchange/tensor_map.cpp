@@ -121,6 +121,18 @@ TensorMap::TensorMap(const spec::ModelSpec& m, const Family& family, const NameF
   if (m.tied_embeddings)
     for (const TensorRow& row : rows)
       if (row.name == "output.weight") tied_copy_ = full(row.hf_name);
+  add_copies(m, full);
+}
+
+void TensorMap::add_copies(const spec::ModelSpec& m,
+                           const std::function<std::string(std::string_view)>& full) {
+  for (int64_t layer = m.main_layers(); layer < m.layer_count(); ++layer)
+    for (const TensorRow& row : family_->copies) {
+      const bool tied = m.tied_embeddings && row.name == "output.weight";
+      const MappedTensor* table = find(tied ? "embedding.weight" : row.name);
+      MT_CHECK(table, "{} copies a tensor that the model lacks", row.hf_name);
+      copies_.push_back({full(put(row.hf_name, "{l}", layer)), table->shape, table->name});
+    }
 }
 
 const MappedTensor* TensorMap::find(std::string_view name) const {
@@ -130,6 +142,8 @@ const MappedTensor* TensorMap::find(std::string_view name) const {
 
 const TensorPiece* TensorMap::find_hf(std::string_view name) const {
   const auto at = by_hf_name_.find(name);
+  const auto copy = std::ranges::find(copies_, name, &TensorPiece::hf_name);
+  if (copy != copies_.end()) return &*copy;
   return at == by_hf_name_.end() ? nullptr : &tensors_[at->second.first].pieces[at->second.second];
 }
 

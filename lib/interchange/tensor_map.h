@@ -54,17 +54,23 @@ class TensorMap {
   const MappedTensor* find(std::string_view name) const;    // null: no such tensor
   const TensorPiece* find_hf(std::string_view name) const;  // null: no such tensor
   std::vector<const TensorPiece*> pieces() const;           // of all tensors
-  int64_t parameters() const;                               // elements of all parameters
+  // The copies of tables that a folder may have for multi-token prediction. Exports write them.
+  const std::vector<TensorPiece>& copies() const { return copies_; }
+  int64_t parameters() const;  // elements of all parameters
   // Returns the name of the output layer's copy of the table that a folder with tied embeddings may
   // have; "" if they are not tied.
   const std::string& tied_copy() const { return tied_copy_; }
 
  private:
+  void add_copies(const spec::ModelSpec& model,
+                  const std::function<std::string(std::string_view)>& full);
+
   const Family* family_;
   std::vector<MappedTensor> tensors_;
   std::map<std::string, size_t, std::less<>> by_name_;
   std::map<std::string, std::pair<size_t, size_t>, std::less<>> by_hf_name_;
   std::string tied_copy_;
+  std::vector<TensorPiece> copies_;
 };
 
 }  // namespace mtrain::interchange

@@ -7,6 +7,7 @@
 #include "model/recompute.h"
 #include "model/rotary.h"
 #include "model/segment.h"
+#include "model/token_prediction.h"
 #include "ops/operand.h"
 #include "spec/model_spec.h"
 
@@ -14,8 +15,9 @@ namespace mtrain::model {
 
 class Block {
  public:
+  // A layer of multi-token prediction refers to `shared`.
   Block(ParamStore& params, const spec::ModelSpec& model, int64_t layer, RotarySet& rotary,
-        const Recompute& recompute, const ModelImpls& impls);
+        const Recompute& recompute, const ModelImpls& impls, const SharedByDepths& shared);
   size_t size() const { return segments_.size(); }
   Segment& segment(size_t i) { return *segments_[i]; }
   // Returns what the kernel that writes the gradient of the layer's output does for the layer.

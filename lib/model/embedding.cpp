@@ -8,10 +8,6 @@
 
 namespace mtrain::model {
 
-namespace {
-constexpr SegmentId kId{SegmentKind::embedding};
-}
-
 ParamSpec vocabulary_part(const spec::TensorSpec& table, const ModelImpls& impls) {
   const TensorParallel& tensor = *impls.tensor;
   const int64_t rows = impls.padded_vocab > 0 ? impls.padded_vocab : table.full_shape[0];
@@ -52,6 +48,14 @@ Embedding::Embedding(ParamStore& params, const spec::ModelSpec& model, const Mod
       params.add(table_alone ? UnitKind::positions : UnitKind::embedding, std::move(positions));
 }
 
+Embedding::Embedding(Parameter* table, const spec::ModelSpec& model, const ModelImpls& impls)
+    : scale_(model.embedding_scale),
+      dropout_(float(model.embedding_dropout)),
+      tensor_(impls.tensor),
+      table_(table) {
+  MT_CHECK(table_, "this rank has no token table");
+}
+
 std::vector<ParamUnit*> Embedding::units() const {
   if (!positions_ || positions_->unit == table_->unit) return {table_->unit};
   return {table_->unit, positions_->unit};
@@ -79,21 +83,34 @@ Tensor Embedding::look_up(Step& step, const Tensor& id_T) {
                   ops::embedding(step.compute, position_T, positions_->value, {}, {}));
 }
 
-Tensor Embedding::forward(Step& step, const Tensor& id_T) {
-  const Device::Scope scope(step.compute.device(), segment_name(kId));
+Tensor Embedding::forward(Step& step, const Tensor& id_T, const SegmentId& segment) {
+  const Device::Scope scope(step.compute.device(), segment_name(segment));
   const Tensor x_TH = tensor_->size() > 1
                           ? look_up(step, id_T)
                           : ops::embedding(step.compute, id_T, table_->value, step.seq.position_T,
                                            positions_ ? positions_->value : Tensor(), {},
                                            scale(table_->value.dtype()));
-  drop(step, x_TH, kId, dropout_, tensor_->first_row(step.seq.T()));
+  drop(step, x_TH, segment, dropout_, tensor_->first_row(step.seq.T()));
   return x_TH;
 }
 
 void Embedding::backward(Step& step, const Tensor& id_T, const Tensor& d_TH) {
   if (table_->frozen) return;
-  const Device::Scope scope(step.compute.device(), segment_name(kId));
-  const Tensor d = drop_backward(step, d_TH, kId, dropout_, tensor_->first_row(step.seq.T()));
+  const Device::Scope scope(step.compute.device(), segment_name(kSegment));
+  step.wgrad.push(gradients(step, id_T, d_TH, kSegment));
+}
+
+void Embedding::add_gradient(Step& step, const Tensor& id_T, const Tensor& d_TH,
+                             const SegmentId& segment, bool completes) {
+  const WgradQueue::Entry entry = gradients(step, id_T, d_TH, segment);
+  entry.run();
+  for (Parameter* p : entry.completes)
+    if (completes) step.wgrad.ready(*p);
+}
+
+WgradQueue::Entry Embedding::gradients(Step& step, const Tensor& id_T, const Tensor& d_TH,
+                                       const SegmentId& segment) {
+  const Tensor d = drop_backward(step, d_TH, segment, dropout_, tensor_->first_row(step.seq.T()));
   const Tensor all_d = tensor_->gather(step, d);
   // The gradient has the type of the embeddings, and the table's value may be absent by now.
   const float factor = scale(d_TH.dtype());
@@ -107,7 +124,7 @@ void Embedding::backward(Step& step, const Tensor& id_T, const Tensor& d_TH) {
   };
   entry.completes = {table_};
   if (positions_) entry.completes.push_back(positions_);
-  step.wgrad.push(std::move(entry));
+  return entry;
 }
 
 }  // namespace mtrain::model

@@ -29,18 +29,40 @@ Gpt::Gpt(Stream& stream, ParamStore& params, const spec::ModelSpec& model, int64
   if (stage_.embedding)
     embedding_ = std::make_unique<Embedding>(params, model, impls, stage_.shares_table);
   for (int64_t i = stage_.begin; i < stage_.end; ++i)
-    blocks_.emplace_back(params, model, i, rotary_, recompute, impls);
-  if (stage_.head) {
-    head_ = std::make_unique<Head>(params, model, impls, stage_.shares_table);
-    head_unit_ = head_->unit();
-    table_unit_ = head_->output_unit();
-  }
+    blocks_.emplace_back(params, model, i, rotary_, recompute, impls, shared_);
+  if (stage_.head) declare_head(params, impls);
   if (stage_.embedding) embedding_units_ = embedding_->units();
-  const size_t layers = blocks_.size(),
-               recomputed = recompute.group ? std::min(layers, size_t(recompute.layers)) : 0;
-  for (size_t i = 0; i < recomputed; i += size_t(recompute.group))
-    groups_.push_back({i, std::min(recomputed, i + size_t(recompute.group)), true});
-  if (recomputed < layers) groups_.push_back({recomputed, layers, false});
+  group_layers(recompute);
+}
+
+void Gpt::declare_head(ParamStore& params, const ModelImpls& impls) {
+  head_ = std::make_unique<Head>(params, spec_, impls, stage_.shares_table);
+  head_unit_ = head_->unit();
+  table_unit_ = head_->output_unit();
+  if (spec_.mtp.depths == 0) return;
+  const bool copied = stage_.shares_table;
+  Parameter* table = copied && !spec_.tied_embeddings ? add_table(params, spec_, impls, true)
+                                                      : token_table(params);
+  further_embedding_ = std::make_unique<Embedding>(table, spec_, impls);
+  shared_ = {.embedding = further_embedding_.get(),
+             .head = head_.get(),
+             .tied = spec_.tied_embeddings,
+             .copied = copied};
+}
+
+void Gpt::group_layers(const Recompute& recompute) {
+  const size_t all = blocks_.size(),
+               recomputed = recompute.group ? std::min(all, size_t(recompute.layers)) : 0,
+               layers = all - (stage_.head ? size_t(spec_.mtp.layers()) : 0),
+               first = std::min(layers, recomputed);
+  for (size_t i = 0; i < first; i += size_t(recompute.group))
+    groups_.push_back({i, std::min(first, i + size_t(recompute.group)), true});
+  if (first < layers) groups_.push_back({first, layers, false});
+  if (!stage_.head) return;
+  for (int64_t depth = 1; depth <= spec_.mtp.depths; ++depth) {
+    const size_t i = layers + (spec_.mtp.repeated ? 0 : size_t(depth - 1));
+    depths_.push_back({i, i + 1, i < recomputed, depth});
+  }
 }
 
 Shape Gpt::hidden_shape(const SequenceInfo& seq) const {
@@ -56,8 +78,9 @@ std::vector<ParamUnit*> Gpt::units() const {
   }
   if (!stage_.head) return all;
   all.push_back(head_unit_);
-  if (spec_.tied_embeddings && std::ranges::find(all, table_unit_) == all.end())
-    all.push_back(table_unit_);
+  if (!spec_.table_at_end()) return all;
+  ParamUnit* table = further_embedding_ ? further_embedding_->table()->unit : table_unit_;
+  if (std::ranges::find(all, table) == all.end()) all.push_back(table);
   return all;
 }
 
@@ -106,15 +129,27 @@ Tensor Gpt::logits(Step& step, const MicroBatch& batch, const std::vector<int64_
 
 StagePass Gpt::forward_pass(const Step& step, const MicroBatch& batch, const LossRequest& request) {
   StagePass pass = blocks_pass(step, batch);
-  if (stage_.head)
-    pass.add({SegmentKind::head}, [this, request](StagePass& p) {
-      before_head(p.step_);
-      head_->loss(p.step_, std::exchange(p.flow_, {}).h, request);
-      after_head(p.step_);
-    });
-  else
+  if (!stage_.head) {
     pass.add({SegmentKind::handoff},
              [](StagePass& p) { p.result_ = materialize(p.step_, std::exchange(p.flow_, {}).h); });
+    return pass;
+  }
+  pass.add({SegmentKind::head}, [this, request](StagePass& p) {
+    before_head(p.step_);
+    const Tensor y_TH = head_->loss(p.step_, std::exchange(p.flow_, {}).h, request);
+    after_head(p.step_);
+    p.flow_.h.x_TH = y_TH;
+  });
+  if (!predicts(step)) return pass;
+  auto further = std::make_shared<Predictions>(Predictions{.input_T = batch.further_input_T});
+  MT_CHECK(further->depths() == spec_.mtp.depths && request.depths.size() == depths_.size(),
+           "a micro-batch for {} depths of {}", further->depths(), spec_.mtp.depths);
+  for (size_t k = 0; k < depths_.size(); ++k)
+    further->losses.push_back({.label_T = batch.further_label_T.at(k),
+                               .total = request.depths[k].total,
+                               .grad_scale = request.depths[k].grad_scale});
+  pass.set_predictions(std::move(further));
+  for (const Group& g : depths_) add_forward(pass, g);
   return pass;
 }
 
@@ -128,12 +163,15 @@ StagePass Gpt::blocks_pass(const Step& step, const MicroBatch& batch) {
       p.flow_.h.x_TH = embedding_->forward(p.step_, batch.input_T);
       for (ParamUnit* u : embedding_units_) hooks.after_forward(*u);
     });
-  for (const Group& g : groups_)
-    for (size_t i = g.begin; i < g.end; ++i)
-      for (size_t s = 0; s < blocks_[i].size(); ++s)
-        pass.add({blocks_[i].segment(s).kind(), int64_t(i)},
-                 [this, &g, i, s](StagePass& p) { forward_segment(p, g, i, s); });
+  for (const Group& g : groups_) add_forward(pass, g);
   return pass;
+}
+
+void Gpt::add_forward(StagePass& pass, const Group& g) {
+  for (size_t i = g.begin; i < g.end; ++i)
+    for (size_t s = 0; s < blocks_[i].size(); ++s)
+      pass.add({blocks_[i].segment(s).kind(), int64_t(i)},
+               [this, &g, i, s](StagePass& p) { forward_segment(p, g, i, s); });
 }
 
 void Gpt::forward_segment(StagePass& p, const Group& g, size_t layer, size_t segment) {
@@ -155,10 +193,13 @@ void Gpt::forward_segment(StagePass& p, const Group& g, size_t layer, size_t seg
   // emptied at the layer's end.
   Step inner = step.with(p.not_kept_);
   if (step.training && g.recompute) inner.forward_results = p.forward_results_.get();
-  p.flow_ = block.segment(segment).forward(keep ? step : inner, std::move(p.flow_));
+  Step kept = step;
+  inner.depth = kept.depth = g.depth;
+  p.flow_ = block.segment(segment).forward(keep ? kept : inner, std::move(p.flow_));
   if (own) hooks.after_forward(*own);
   if (segment + 1 < block.size()) return;
   p.not_kept_ = {};
+  if (g.depth > 0 && g.depth == spec_.mtp.depths) p.flow_ = {};
   hooks.after_forward(*block.unit());
 }
 
@@ -166,22 +207,17 @@ StagePass Gpt::backward_pass(const Step& step, const MicroBatch& batch) {
   StagePass pass(step);
   pass.backward_ = true;
   pass.needs_input_ = !stage_.head;
+  if (predicts(step))
+    pass.set_predictions(
+        std::make_shared<Predictions>(Predictions{.input_T = batch.further_input_T}));
+  for (auto g = depths_.rbegin(); g != depths_.rend(); ++g) add_backward(pass, *g);
   if (stage_.head)
     pass.add({SegmentKind::head}, [this](StagePass& p) {
-      const auto to = blocks_.empty() ? ops::Destination{} : blocks_.back().gradient();
-      p.flow_ = Flow::backward(head_->backward(p.step_, to));
+      const auto to = destination_before(groups_.empty() ? 0 : groups_.back().end);
+      p.flow_ = Flow::backward(head_->backward(p.step_, to, std::exchange(p.flow_, {}).d_TH.plain));
       p.step_.param_hooks().after_backward(*head_unit_);
     });
-  for (auto g = groups_.rbegin(); g != groups_.rend(); ++g) {
-    if (g->recompute)
-      for (size_t i = g->begin; i < g->end; ++i)
-        pass.add({SegmentKind::recompute, int64_t(i)},
-                 [this, &group = *g, i](StagePass& p) { recompute(p, group, i); });
-    for (size_t i = g->end; i-- > g->begin;)
-      for (size_t s = blocks_[i].size(); s-- > 0;)
-        pass.add({blocks_[i].segment(s).kind(), int64_t(i)},
-                 [this, &group = *g, i, s](StagePass& p) { backward_segment(p, group, i, s); });
-  }
+  for (auto g = groups_.rbegin(); g != groups_.rend(); ++g) add_backward(pass, *g);
   if (stage_.embedding)
     pass.add({SegmentKind::embedding}, [this, &batch](StagePass& p) {
       ParamHooks& hooks = p.step_.param_hooks();
@@ -190,6 +226,22 @@ StagePass Gpt::backward_pass(const Step& step, const MicroBatch& batch) {
       for (ParamUnit* u : embedding_units_) hooks.after_backward(*u);
     });
   return pass;
+}
+
+void Gpt::add_backward(StagePass& pass, const Group& g) {
+  if (g.recompute)
+    for (size_t i = g.begin; i < g.end; ++i)
+      pass.add({SegmentKind::recompute, int64_t(i)},
+               [this, &g, i](StagePass& p) { recompute(p, g, i); });
+  for (size_t i = g.end; i-- > g.begin;)
+    for (size_t s = blocks_[i].size(); s-- > 0;)
+      pass.add({blocks_[i].segment(s).kind(), int64_t(i)},
+               [this, &g, i, s](StagePass& p) { backward_segment(p, g, i, s); });
+}
+
+// Returns the destination of the gradient of a layer's input.
+ops::Destination Gpt::destination_before(size_t layer) {
+  return layer > 0 ? blocks_[layer - 1].gradient() : ops::Destination{};
 }
 
 // The layer whose backward comes next is recomputed last, and its units stay for that backward.
@@ -203,7 +255,7 @@ void Gpt::recompute(StagePass& p, const Group& g, size_t layer) {
   }
   const bool last = layer + 1 == g.end;
   const auto before = [&](ParamUnit& unit, ParamUnit* next) {
-    last ? hooks.before_backward(unit) : hooks.before_recompute(unit, next);
+    last ? before_backward(hooks, unit, g) : hooks.before_recompute(unit, next);
   };
   const auto after = [&](ParamUnit& unit) {
     if (!last) hooks.after_forward(unit);
@@ -213,6 +265,7 @@ void Gpt::recompute(StagePass& p, const Group& g, size_t layer) {
   before(*block.unit(), units.size() > 1 ? units[1] : next);
   Step inner = p.step_.with(p.not_kept_);
   inner.recomputing = true;
+  inner.depth = g.depth;
   inner.forward_results = p.forward_results_.get();
   for (size_t s = 0; s < block.size(); ++s) {
     ParamUnit* own = own_unit(block, s);
@@ -229,15 +282,28 @@ void Gpt::backward_segment(StagePass& p, const Group& g, size_t layer, size_t se
   Block& block = blocks_[layer];
   const bool first = segment + 1 == block.size(), units_stay = g.recompute && layer + 1 == g.end;
   ParamUnit* own = own_unit(block, segment);
-  if (first && !units_stay) hooks.before_backward(*block.unit());
-  if (own && !units_stay) hooks.before_backward(*own);
-  Step inner = p.step_.with(p.not_kept_);
-  const auto to = segment > 0 ? block.segment(segment - 1).gradient()
-                  : layer > 0 ? blocks_[layer - 1].gradient()
-                              : ops::Destination{};
-  p.flow_ = block.segment(segment).backward(g.recompute ? inner : p.step_, std::move(p.flow_), to);
-  if (own) hooks.after_backward(*own);
-  if (segment == 0) hooks.after_backward(*block.unit());
+  if (first && !units_stay) before_backward(hooks, *block.unit(), g);
+  if (own && !units_stay) before_backward(hooks, *own, g);
+  Step inner = g.recompute ? p.step_.with(p.not_kept_) : p.step_;
+  inner.depth = g.depth;
+  const auto to = segment > 0   ? block.segment(segment - 1).gradient()
+                  : g.depth > 0 ? ops::Destination{}
+                                : destination_before(layer);
+  inner.wgrad.report(completes(g));
+  p.flow_ = block.segment(segment).backward(inner, std::move(p.flow_), to);
+  inner.wgrad.report(true);
+  if (own) after_backward(hooks, *own, g);
+  if (segment == 0) after_backward(hooks, *block.unit(), g);
+}
+
+void Gpt::before_backward(ParamHooks& hooks, ParamUnit& unit, const Group& g) const {
+  if (completes(g)) return hooks.before_backward(unit);
+  hooks.before_forward(unit);
+  hooks.before_grads(unit);
+}
+
+void Gpt::after_backward(ParamHooks& hooks, ParamUnit& unit, const Group& g) const {
+  completes(g) ? hooks.after_backward(unit) : hooks.after_forward(unit);
 }
 
 }  // namespace mtrain::model

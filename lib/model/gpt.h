@@ -15,6 +15,9 @@ namespace mtrain::model {
 
 struct MicroBatch {
   Tensor input_T, label_T;  // int32
+  // For each depth of multi-token prediction: the inputs that are so many tokens later, and their
+  // labels.
+  std::vector<Tensor> further_input_T = {}, further_label_T = {};
   SequenceInfo seq;
 };
 
@@ -22,7 +25,7 @@ struct MicroBatch {
 struct StageSpec {
   int64_t begin = 0, end = std::numeric_limits<int64_t>::max();  // layers [begin, end)
   bool embedding = true, head = true;
-  // Set if embeddings are tied and the first and the last stage are on different ranks. Both ranks
+  // Set if the last stage needs the token table, and the first stage is on another rank. Both ranks
   // then have the table, in a unit of its own, so that its layout is the same on both.
   bool shares_table = false;
 };
@@ -64,7 +67,15 @@ class Gpt {
   struct Group {
     size_t begin, end;  // blocks_[begin, end)
     bool recompute;
+    int64_t depth = 0;  // of multi-token prediction
   };
+  void declare_head(ParamStore& params, const ModelImpls& impls);
+  void group_layers(const Recompute& recompute);
+  // Add the parts of a group of layers.
+  void add_forward(StagePass& pass, const Group& g);
+  void add_backward(StagePass& pass, const Group& g);
+  // Whether the step runs the layers of multi-token prediction on this stage.
+  bool predicts(const Step& step) const { return step.training && !depths_.empty(); }
   // Returns a forward that ends before the head.
   StagePass blocks_pass(const Step& step, const MicroBatch& batch);
   void before_head(Step& step);
@@ -72,12 +83,20 @@ class Gpt {
   void forward_segment(StagePass& p, const Group& g, size_t layer, size_t segment);
   void recompute(StagePass& p, const Group& g, size_t layer);
   void backward_segment(StagePass& p, const Group& g, size_t layer, size_t segment);
+  ops::Destination destination_before(size_t layer);
+  // Whether a group's backward is the last of the micro-batch that adds to its gradients. A layer
+  // that computes several depths runs depth 1 last.
+  bool completes(const Group& g) const { return !spec_.mtp.repeated || g.depth <= 1; }
+  void before_backward(ParamHooks& hooks, ParamUnit& unit, const Group& g) const;
+  void after_backward(ParamHooks& hooks, ParamUnit& unit, const Group& g) const;
 
   // Whether the output layer uses the embedding's own table, whose gradient is ready only when the
-  // embedding has added to it.
-  bool borrows_table() const { return spec_.tied_embeddings && !stage_.shares_table; }
+  // embedding has added to it. So does that of multi-token prediction.
+  bool borrows_table() const { return spec_.tied_embeddings && !copies_table(); }
   // Whether the output layer has a copy of the table, and alone adds to its gradient on this rank.
-  bool copies_table() const { return spec_.tied_embeddings && stage_.shares_table; }
+  bool copies_table() const {
+    return spec_.tied_embeddings && stage_.shares_table && spec_.mtp.depths == 0;
+  }
 
   const spec::ModelSpec spec_;
   StageSpec stage_;
@@ -88,9 +107,12 @@ class Gpt {
   ParamUnit *table_unit_ = nullptr, *head_unit_ = nullptr;
   std::vector<ParamUnit*> embedding_units_;
   std::unique_ptr<Embedding> embedding_;
+  SharedByDepths shared_;
   std::vector<Block> blocks_;
   std::unique_ptr<Head> head_;
+  std::unique_ptr<Embedding> further_embedding_;  // of multi-token prediction
   std::vector<Group> groups_;
+  std::vector<Group> depths_;  // the layer of each depth of multi-token prediction
 };
 
 }  // namespace mtrain::model

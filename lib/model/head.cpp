@@ -1,6 +1,7 @@
 #include "model/head.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/math.h"
 #include "device/device.h"
@@ -48,7 +49,7 @@ Head::Head(ParamStore& params, const spec::ModelSpec& model, const ModelImpls& i
       logits_dtype_(impls.logits_dtype),
       norm_(params, UnitKind::output, spec::output_tensors(model), "final_norm", model.norm,
             *tensor_),
-      completes_(!model.tied_embeddings || own_table) {
+      completes_(!model.tied_embeddings || (own_table && model.mtp.depths == 0)) {
   if (model.tied_embeddings) {
     output_ = own_table ? add_table(params, model, impls, true) : token_table(params);
     MT_CHECK(output_, "embeddings are tied, but this rank has no token table");
@@ -91,46 +92,59 @@ void Head::scale_logits(Stream& stream, const Tensor& y_TH) const {
   if (logit_scale_ != 1) ops::scale(stream, y_TH, logit_scale_);
 }
 
-void Head::loss(Step& step, const Hidden& h, const LossRequest& request) {
+Tensor Head::loss(Step& step, const Hidden& h, const LossRequest& request) {
   const Device::Scope scope(step.compute.device(), kScope);
-  Stream& stream = step.compute;
   HeadActivations a;
   a.norm = norm_.forward(step, h);
-  const DType activations = a.norm.y_TH.plain.dtype();
-  const Tensor y_TH = in_weights_type(stream, tensor_->gather(step, a.norm.y_TH.plain));
-  a.norm.y_TH = {};  // not needed any more
-  scale_logits(stream, y_TH);
+  Tensor y_TH = std::exchange(a.norm.y_TH, {}).plain;
+  const Tensor further_TH = request.depths.empty() ? Tensor() : y_TH;
+  a.dy_TH = output_loss(step, std::move(y_TH), request, request.depths.empty());
+  if (step.training) step.stash->push(std::move(a));
+  return further_TH;
+}
+
+Tensor Head::output_loss(Step& step, Tensor rows_TH, const LossRequest& request, bool last) {
+  Stream& stream = step.compute;
+  const DType activations = rows_TH.dtype();
+  const Tensor y_TH = in_weights_type(stream, tensor_->gather(step, rows_TH));
+  // The multiplication is in place, and depths read the rows that are not multiplied.
+  const bool shared = rows_TH.data() == y_TH.data() && logit_scale_ != 1 && !last;
+  rows_TH = {};
+  const Tensor scaled_TH = shared ? Tensor::empty(stream, y_TH.shape(), y_TH.dtype()) : y_TH;
+  if (shared) ops::cast(stream, y_TH, scaled_TH);
+  scale_logits(stream, scaled_TH);
   const int64_t T = y_TH.dim(0), rows = logits_rows_ ? logits_rows_ : T;
-  if (step.training) a.dy_TH = Tensor::empty(stream, y_TH.shape(), y_TH.dtype());
+  Tensor dy_TH;
+  if (step.training) dy_TH = Tensor::empty(stream, y_TH.shape(), y_TH.dtype());
   const Tensor loss_T = Tensor::empty(stream, {T}, DType::f32);
   for (int64_t first = 0; first < T; first += rows) {
     const int64_t end = std::min(T, first + rows);
-    const Tensor y = y_TH.rows(first, end);
+    const Tensor y = scaled_TH.rows(first, end);
     const Tensor logits =
         ops::matmul(stream, "matmul_output_fwd", y, output_->value, {.b = true}, y.dtype());
     token_losses(step, logits, request.label_T.rows(first, end), loss_T.rows(first, end), request);
     if (!step.training) continue;
     ops::matmul_into(stream, "matmul_output_dgrad", logits, output_->value, {},
-                     a.dy_TH.rows(first, end));
+                     dy_TH.rows(first, end));
     if (output_->frozen) continue;
     WgradQueue::Entry entry;
     entry.run = [this, &stream, y, logits] {
       ops::matmul_into(stream, "matmul_output_wgrad", logits, y, {.a = true}, output_->grad,
                        !output_->consume_first_write());
     };
-    if (end == T && completes_) entry.completes = {output_};
+    if (end == T && completes_ && last) entry.completes = {output_};
     step.wgrad.push(std::move(entry));
   }
   ops::sum(stream, loss_T, request.total);
-  if (!step.training) return;
-  scale_logits(stream, a.dy_TH);
-  a.dy_TH = tensor_->reduce(step, ops::in_dtype(stream, a.dy_TH, activations));
-  step.stash->push(std::move(a));
+  if (!step.training) return {};
+  scale_logits(stream, dy_TH);
+  return tensor_->reduce(step, ops::in_dtype(stream, dy_TH, activations));
 }
 
-ops::Written Head::backward(Step& step, const ops::Destination& to) {
+ops::Written Head::backward(Step& step, const ops::Destination& to, const Tensor& dy_TH) {
   const Device::Scope scope(step.compute.device(), kScope);
   const auto a = step.stash->pop<HeadActivations>();
+  if (dy_TH) ops::add_into(step.compute, dy_TH, a.dy_TH);
   return norm_.backward(step, a.norm, a.dy_TH, {}, to);
 }
 

@@ -1,6 +1,8 @@
 // Final norm, output projection and loss. The loss runs over chunks of tokens, and its gradient is
 // computed in the same pass, so that the logits of a whole micro-batch never exist at once.
 #pragma once
+#include <vector>
+
 #include "model/model_impls.h"
 #include "model/norm.h"
 #include "ops/operand.h"
@@ -15,6 +17,12 @@ struct LossRequest {
   float grad_scale = 1;
   // Optional: the same value in device memory, fp32, one element, read when the launch runs.
   Tensor grad_scale_1 = {};
+  // The same for each depth of multi-token prediction, whose labels the micro-batch has.
+  struct OfDepth {
+    Tensor total;
+    float grad_scale = 1;
+  };
+  std::vector<OfDepth> depths = {};
 };
 
 class Head {
@@ -23,10 +31,14 @@ class Head {
   // it, since the embedding is on another rank.
   Head(ParamStore& params, const spec::ModelSpec& model, const ModelImpls& impls,
        bool own_table = false);
-  // Adds the loss to request.total. Pushes the gradient to step.stash if step.training.
-  void loss(Step& step, const Hidden& h, const LossRequest& request);
-  // Returns dL/dh (T, H).
-  ops::Written backward(Step& step, const ops::Destination& to);
+  // Adds the loss to request.total. Pushes the gradient to step.stash if step.training. Returns the
+  // rows of the final norm if multi-token prediction reads them, else an absent tensor.
+  Tensor loss(Step& step, const Hidden& h, const LossRequest& request);
+  // Does so for rows that are normalized already. Returns the gradient of these rows if
+  // step.training. `last`: the micro-batch has no later loss.
+  Tensor output_loss(Step& step, Tensor y_TH, const LossRequest& request, bool last);
+  // Returns dL/dh (T, H). dy_TH (optional) is the gradient of what loss() returned.
+  ops::Written backward(Step& step, const ops::Destination& to, const Tensor& dy_TH = {});
   // Returns the logits in fp32, (T, padded vocabulary): of `rows` only, if that list is not empty.
   // Stashes nothing. Under tensor parallelism every rank gets the logits of the whole vocabulary.
   Tensor logits(Step& step, const Hidden& h, const std::vector<int64_t>& rows);

@@ -19,6 +19,8 @@ std::string_view kind_name(SegmentKind kind) {
     case SegmentKind::combine: return "combine";
     case SegmentKind::merge: return "merge";
     case SegmentKind::head: return "head";
+    case SegmentKind::prediction_input: return "prediction_input";
+    case SegmentKind::prediction_output: return "prediction_output";
     case SegmentKind::recompute: return "recompute";
     case SegmentKind::handoff: return "handoff";
   }

@@ -13,11 +13,13 @@ enum class SegmentKind : uint8_t {
   route,     // chooses each token's experts
   dispatch,  // communication: brings tokens to their experts
   mlp,
-  combine,    // communication: brings the experts' results back to their tokens
-  merge,      // adds what all tokens meet: the shared expert
-  head,       // final norm, output layer and loss
-  recompute,  // the second forward of a whole layer, in backward
-  handoff,    // the end of a stage without a head: makes the tensor for the next stage
+  combine,            // communication: brings the experts' results back to their tokens
+  merge,              // adds what all tokens meet: the shared expert
+  head,               // final norm, output layer and loss
+  prediction_input,   // of a layer of multi-token prediction (model/token_prediction.h)
+  prediction_output,  // its norm, output layer and loss
+  recompute,          // the second forward of a whole layer, in backward
+  handoff,            // the end of a stage without a head: makes the tensor for the next stage
 };
 
 struct SegmentId {

@@ -48,7 +48,13 @@ class StagePass {
     todo_.push_back({part, std::move(run)});
   }
 
+  void set_predictions(std::shared_ptr<const Predictions> predictions) {
+    predictions_ = std::move(predictions);
+    step_.predictions = predictions_.get();
+  }
+
   Step step_;
+  std::shared_ptr<const Predictions> predictions_;  // of step_
   std::vector<Todo> todo_;
   size_t at_ = 0;
   bool backward_ = false;     // the stash must then be empty at the end

@@ -59,6 +59,7 @@ struct SequenceInfo {
 struct ParamUnit;
 class GraphInputs;
 struct ExpertsOfStep;
+struct Predictions;
 
 // The stage calls a hook at every use of a unit's parameters, as it enqueues the work. Data
 // parallelism implements the hooks: it gathers values, and makes memory for gradients, in time.
@@ -99,6 +100,10 @@ struct Step {
   // Where routers add their losses and loads. Null if no caller reads them; the losses then have no
   // gradient.
   const ExpertsOfStep* experts = nullptr;
+  // What multi-token prediction reads, and the depth that is computed, from 1. Null in a stage
+  // without it, and outside training.
+  const Predictions* predictions = nullptr;
+  int64_t depth = 0;
   bool recomputing = false;  // an earlier forward has computed the same already
   // Results of the first forward that its recomputation reuses: numbers that the host had to wait
   // for, and the routers' results if these are kept. Both passes go through the layers in the same

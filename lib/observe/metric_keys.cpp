@@ -10,7 +10,7 @@ namespace mtrain::observe {
 
 namespace {
 
-constexpr std::string_view kKind = "<kind>";
+constexpr std::string_view kKind = "<kind>", kDepth = "<depth>";
 
 using Record = MetricKey::Record;
 constexpr std::string_view kExperts = "the model has experts";
@@ -30,6 +30,9 @@ constexpr MetricKey kKeys[] = {
      "time since this process opened the file, shortly before its first step"},
     {"loss", Record::step, "nats per token",
      "training loss: mean over the labels of the global batch, without the losses of routers"},
+    {"mtp_loss.<depth>", Record::step, "nats per token",
+     "the same for the tokens that are this many later, from 1; `loss` has no part of it",
+     "`model.mtp_num_layers` is above 0"},
     {"lr", Record::step, "", "learning rate of this step"},
     {"grad_norm", Record::step, "", "norm of the gradient of all weights, before clipping"},
     {"tokens", Record::step, "tokens", "tokens since step 1, masked ones included; null in rows"},
@@ -134,13 +137,21 @@ bool is_kind(std::string_view word) {
   return false;
 }
 
+bool is_number(std::string_view word) {
+  return !word.empty() && std::ranges::all_of(word, [](char c) { return c >= '0' && c <= '9'; });
+}
+
 bool matches(std::string_view pattern, std::string_view name) {
-  const size_t at = pattern.find(kKind);
+  const size_t at = pattern.find('<');
   if (at == std::string_view::npos) return pattern == name;
-  const auto before = pattern.substr(0, at), after = pattern.substr(at + kKind.size());
-  return name.size() >= before.size() + after.size() && name.starts_with(before) &&
-         name.ends_with(after) &&
-         is_kind(name.substr(at, name.size() - before.size() - after.size()));
+  const bool kind = pattern.substr(at).starts_with(kKind);
+  const auto before = pattern.substr(0, at),
+             after = pattern.substr(at + (kind ? kKind : kDepth).size());
+  if (name.size() < before.size() + after.size() || !name.starts_with(before) ||
+      !name.ends_with(after))
+    return false;
+  const auto word = name.substr(at, name.size() - before.size() - after.size());
+  return kind ? is_kind(word) : is_number(word);
 }
 
 std::string table_of(Record record) {

@@ -10,8 +10,9 @@ namespace mtrain::observe {
 
 struct MetricKey {
   enum class Record : uint8_t { any, step, evaluation };
-  std::string_view name;  // `<kind>` stands for the name of a stream's kind: comm.<kind>.bytes
-  Record record;          // the records that have it
+  // `<kind>` stands for the name of a stream's kind: comm.<kind>.bytes; `<depth>` for a number.
+  std::string_view name;
+  Record record;  // the records that have it
   std::string_view unit, meaning;
   std::string_view when = "";  // the condition under which these records have it; empty: all do
 };

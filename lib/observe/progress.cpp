@@ -51,6 +51,9 @@ std::vector<Field> fields_of(const StepProgress& p) {
   };
   // A NaN loss is shown, since it is a result of the step and not a missing figure.
   fields.push_back({fmt::format("loss {:.4f}", p.loss), 8});
+  std::string further;
+  for (const double loss : p.mtp_losses) further += fmt::format(" {:.4f}", loss);
+  if (!further.empty()) fields.push_back({"mtp" + further, 4});
   add(p.lr, 3, fmt::format("lr {:.2e}", p.lr));
   add(p.grad_norm, 2, fmt::format("grad {:.3f}", p.grad_norm));
   add(p.loss_scale, 2, fmt::format("scale {:.6g}", p.loss_scale));

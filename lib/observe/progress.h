@@ -22,6 +22,7 @@ struct StepProgress {
   static constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
   int64_t step = 0, total = 0;  // the step's number from 1, and the steps of the run
   double loss = kUnknown;
+  std::vector<double> mtp_losses = {};  // of multi-token prediction
   double lr = kUnknown;
   double grad_norm = kUnknown;
   double loss_scale = kUnknown;

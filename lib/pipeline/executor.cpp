@@ -157,7 +157,7 @@ void Executor::begin(Running& r) {
 
 model::LossRequest Executor::loss_request(const model::MicroBatch& batch) const {
   return {batch.label_T, work_.loss, work_.grad_scale,
-          work_.graph_inputs ? work_.graph_inputs->grad_scale() : Tensor()};
+          work_.graph_inputs ? work_.graph_inputs->grad_scale() : Tensor(), work_.depths};
 }
 
 void Executor::advance(Running& r, bool hold) {

@@ -20,8 +20,10 @@ PassPart kind_of(SegmentKind kind, bool experts) {
     case SegmentKind::dispatch: return PassPart::dispatch;
     case SegmentKind::combine: return PassPart::combine;
     case SegmentKind::merge: return PassPart::merge;
+    case SegmentKind::prediction_output:
     case SegmentKind::head: return PassPart::head;
     case SegmentKind::embedding:
+    case SegmentKind::prediction_input:
     case SegmentKind::recompute:
     case SegmentKind::handoff: return PassPart::other;
   }
@@ -77,15 +79,15 @@ const PassOrder& PassPairs::find(int64_t forward_stage, const StagePass* forward
   }
   const bool head_last = head_shares_table_ && forward && has(*forward, SegmentKind::head) &&
                          has(backward, SegmentKind::embedding);
-  if (head_last) {
-    MT_CHECK(forward->part(forward->size() - 1).kind == SegmentKind::head,
-             "an output layer inside a forward");
-    parts_f.pop_back();
-  }
+  // The depths of multi-token prediction follow the head, and use the same output layer.
+  size_t after = 0;
+  while (head_last && forward->part(parts_f.size() - 1).kind != SegmentKind::head)
+    parts_f.pop_back(), ++after;
+  if (head_last) parts_f.pop_back(), ++after;
   const schedule::PairOptions options{.delay_wgrad = delay_wgrad_};
   found.steps = costs_ ? schedule::pair_order(parts_f, parts_b, options)
                        : schedule::alternating_pair_order(parts_f, parts_b, options);
-  if (head_last) found.steps.push_back(schedule::PairStep::forward);
+  found.steps.insert(found.steps.end(), after, schedule::PairStep::forward);
   // Weight gradients that are not delayed run with their part.
   if (!delay_wgrad_) std::erase(found.steps, schedule::PairStep::weight_gradients);
   return found;

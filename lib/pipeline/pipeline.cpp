@@ -41,6 +41,7 @@ void Pipeline::run(const MicroBatches& work) {
                            .training = work.training,
                            .loss = work.loss,
                            .grad_scale = work.grad_scale,
+                           .depths = work.depths,
                            .on_ready = work.on_ready,
                            .hooks = work.hooks,
                            .graph_inputs = work.graph_inputs,

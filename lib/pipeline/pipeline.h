@@ -25,12 +25,13 @@ struct MicroBatches {
   uint64_t seed = 0;             // seed of dropout
   int64_t step = 0;              // training step, from 1
   bool training = true;
-  Tensor loss;                                    // fp64, one element; the last stage adds to it
-  float grad_scale = 1;                           // as in LossRequest
-  model::WgradQueue::OnReady on_ready = {};       // as in WgradQueue
-  model::ParamHooks* hooks = nullptr;             // as in Step
-  model::GraphInputs* graph_inputs = nullptr;     // as in Step
-  const model::ExpertsOfStep* experts = nullptr;  // as in Step
+  Tensor loss;           // fp64, one element; the last stage adds to it
+  float grad_scale = 1;  // as in LossRequest
+  std::vector<model::LossRequest::OfDepth> depths = {};  // as in LossRequest
+  model::WgradQueue::OnReady on_ready = {};              // as in WgradQueue
+  model::ParamHooks* hooks = nullptr;                    // as in Step
+  model::GraphInputs* graph_inputs = nullptr;            // as in Step
+  const model::ExpertsOfStep* experts = nullptr;         // as in Step
 };
 
 // Tracks how far the host enqueues ahead of the device. The flushes of one run share it. A run that

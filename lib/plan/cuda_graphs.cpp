@@ -51,6 +51,8 @@ std::optional<Obstacle> obstacle(const Recipe& r, const Layout& l) {
        "reduces them in the last one only"},
       {shared && deferred_fsdp2(r) && !asked,
        "micro-batches gather sharded parameters, which only true records"},
+      {r.model.mtp_num_layers > 0,
+       "multi-token prediction (model.mtp_num_layers) is not recorded yet", Off::contradicts},
       {r.peft.on(), "adapters (peft.dim) are not recorded yet", Off::contradicts},
       {r.debug.trace.has_value(), "debug.trace shows every launch", Off::contradicts},
       {!fault_options(r).empty(), "debug.fault looks for a launch by its name", Off::contradicts},

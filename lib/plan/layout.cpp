@@ -18,10 +18,10 @@ constexpr int64_t kMaxWorld = 1 << 24;  // keeps products of sizes within 64 bit
 int64_t stages_per_rank(const Recipe& r) {
   const auto& d = r.distributed;
   if (d.pp_size == 1) return 1;
-  std::vector<int64_t> layers;
+  PipelineLayout layout;
   std::string reason;
-  if (d.pipeline.layout && parse_pipeline_layout(*d.pipeline.layout, layers, reason))
-    return std::max<int64_t>(1, int64_t(layers.size()) / d.pp_size);
+  if (d.pipeline.layout && parse_pipeline_layout(*d.pipeline.layout, layout, reason))
+    return std::max<int64_t>(1, int64_t(layout.layers_of_stage.size()) / d.pp_size);
   if (d.pipeline.layers_per_stage) {
     const int64_t stages = ceil_div(split_units(r), *d.pipeline.layers_per_stage);
     const bool up = d.pipeline.round_virtual_stages_to_pp_multiple == recipe::RoundStages::up;
@@ -76,7 +76,8 @@ std::vector<int64_t> split_layers(const Recipe& r, int64_t stages) {
   std::vector<int64_t> layers;
   std::string reason;
   if (r.distributed.pp_size == 1) return {r.model.num_layers};
-  if (p.layout && parse_pipeline_layout(*p.layout, layers, reason)) return layers;
+  PipelineLayout layout;
+  if (p.layout && parse_pipeline_layout(*p.layout, layout, reason)) return layout.layers_of_stage;
   if (p.first_rank_layers || p.last_rank_layers) return split_by_ranks(r, stages);
   // A mistyped size must not cost memory; the rules report it.
   const int64_t units = split_units(r);
@@ -189,14 +190,15 @@ Layout layout_of(const Recipe& r, int64_t world) {
   l.micro_batches =
       std::max<int64_t>(1, r.train.global_batch_size / l.dp / l.flushes / l.micro_batch);
   l.layers_of_stage = split_layers(r, l.stages);
+  if (!l.layers_of_stage.empty()) l.layers_of_stage.back() += r.model.mtp_layers();
   return l;
 }
 
 namespace {
 
-// One stage of a layout string: the number of decoder layers, and how often E and L occur in it.
+// One stage of a layout string: the number of decoder layers, and how often E, L and m occur in it.
 struct StageParts {
-  int64_t layers = 0, embeddings = 0, losses = 0;
+  int64_t layers = 0, embeddings = 0, losses = 0, predictions = 0;
 };
 
 class LayoutParser {
@@ -230,8 +232,8 @@ class LayoutParser {
       if (c == '|') {
         item.resize(2);
         ++at_;
-      } else if (c == 'E' || c == 't' || c == 'L') {
-        (c == 'E' ? item[0].embeddings : c == 't' ? item[0].layers : item[0].losses) = 1;
+      } else if (int64_t* part = part_of(item[0], c)) {
+        *part = 1;
         ++at_;
       } else if (c == '(') {
         if (depth > 8) return fail("too many parentheses");
@@ -239,10 +241,8 @@ class LayoutParser {
         if (!sequence(item, depth + 1)) return false;
         if (at_ == text_.size()) return fail("a missing `)`");
         ++at_;
-      } else if (c == 'm') {
-        return fail("m (multi-token prediction), which mtrain does not have,");
       } else {
-        return fail(fmt::format("`{}`, where E, t, L, |, ( or * is expected,", c));
+        return fail(fmt::format("`{}`, where E, t, m, L, |, ( or * is expected,", c));
       }
       int64_t times = 1;
       if (!repetition(times)) return false;
@@ -252,6 +252,16 @@ class LayoutParser {
       }
     }
     return true;
+  }
+
+  static int64_t* part_of(StageParts& stage, char letter) {
+    switch (letter) {
+      case 'E': return &stage.embeddings;
+      case 't': return &stage.layers;
+      case 'm': return &stage.predictions;
+      case 'L': return &stage.losses;
+      default: return nullptr;
+    }
   }
 
   bool repetition(int64_t& times) {
@@ -268,6 +278,7 @@ class LayoutParser {
     stages.back().layers += item[0].layers;
     stages.back().embeddings += item[0].embeddings;
     stages.back().losses += item[0].losses;
+    stages.back().predictions += item[0].predictions;
     stages.insert(stages.end(), item.begin() + 1, item.end());
   }
 
@@ -278,20 +289,21 @@ class LayoutParser {
 
 }  // namespace
 
-bool parse_pipeline_layout(const std::string& text, std::vector<int64_t>& layers_of_stage,
-                           std::string& reason) {
+bool parse_pipeline_layout(const std::string& text, PipelineLayout& layout, std::string& reason) {
   std::vector<StageParts> stages;
   if (!LayoutParser(text, reason).parse(stages)) return false;
   int64_t embeddings = 0, losses = 0;
-  layers_of_stage.clear();
+  layout = {};
   for (const auto& s : stages) {
-    embeddings += s.embeddings, losses += s.losses;
-    layers_of_stage.push_back(s.layers);
+    embeddings += s.embeddings, losses += s.losses, layout.predictions += s.predictions;
+    layout.layers_of_stage.push_back(s.layers);
   }
   if (embeddings != 1 || stages.front().embeddings != 1)
     reason = "E (the embedding) must stand once, in the first stage";
   else if (losses != 1 || stages.back().losses != 1)
     reason = "L (the loss) must stand once, in the last stage";
+  else if (stages.back().predictions != layout.predictions)
+    reason = "m (multi-token prediction) must stand in the last stage, with L";
   return reason.empty();
 }
 

@@ -81,9 +81,13 @@ std::string nearest_multiples(int64_t value, int64_t of);
 // Returns "1, 2 or 4". There is at least one value.
 std::string either(const std::vector<int64_t>& values);
 
-// Reads a `layout` such as Et*4|t*5|t*4L as numbers of decoder layers per stage. Returns false if
-// it is wrong; `reason` then says why.
-bool parse_pipeline_layout(const std::string& text, std::vector<int64_t>& layers_of_stage,
-                           std::string& reason);
+// A `layout` such as Et*4|t*5|t*4mL: the numbers of decoder layers per stage, and the depths of
+// multi-token prediction, which are all in the last stage.
+struct PipelineLayout {
+  std::vector<int64_t> layers_of_stage;
+  int64_t predictions = 0;
+};
+// Returns false if the text is wrong; `reason` then says why.
+bool parse_pipeline_layout(const std::string& text, PipelineLayout& layout, std::string& reason);
 
 }  // namespace mtrain::plan

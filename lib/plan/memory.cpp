@@ -161,7 +161,8 @@ class Estimator {
     const auto layer = [&](const LayerParameters& p) {
       return p.on_rank(tp_, Count(attention_.kv_heads));
     };
-    return Count(layers_.dense) * layer(size_.dense) + Count(layers_.moe) * layer(size_.moe);
+    return Count(layers_.dense) * layer(size_.dense) + Count(layers_.moe) * layer(size_.moe) +
+           (has_head() ? size_.mtp : 0);
   }
   // The parameters of the output layer's unit.
   Count head_parameters() const { return has_head() ? size_.final_norm + size_.output / tp_ : 0; }
@@ -175,10 +176,10 @@ class Estimator {
   }
   Count table_parameters() const {
     Count n = 0;
-    // A tied table is on the first and on the last stage.
+    // A tied table, and that of multi-token prediction, is on the first and on the last stage.
     if (first_stage()) n += size_.token_table / tp_ + size_.position_table;
     n += head_parameters();
-    if (has_head() && size_.output == 0 && !first_stage()) n += size_.token_table / tp_;
+    if (has_head() && plan_.model.table_at_end() && !first_stage()) n += size_.token_table / tp_;
     return n;
   }
 
@@ -229,7 +230,7 @@ class Estimator {
   Count kept_per_token() const {
     Count all = Count(layers_.dense) * layer_.kept_per_token(false) +
                 Count(layers_.moe) * (layers_.moe ? layer_.kept_per_token(true) : 0) +
-                inner_per_token();
+                inner_per_token() + predictions_per_token();
     if (recomputes_layers()) {
       const int64_t chunks = int64_t(stages_.size());
       const int64_t recomputed = std::min(layers_.all(), plan_.recompute.layers * chunks);
@@ -253,6 +254,17 @@ class Estimator {
                                {.wgrad_inputs = wgrad_inputs / all,
                                 .pair = std::max(pair_per_token(layer), last) / chunk,
                                 .unsent = unsent_per_token(delayed) / chunk});
+  }
+
+  // Bytes per token that the depths of multi-token prediction keep beside their layers: the inputs
+  // of the three norms and of the projection, which are two of them wide, and the loss's gradient.
+  // A layer that computes several depths keeps its own activations for each.
+  Count predictions_per_token() const {
+    const spec::TokenPrediction& mtp = plan_.model.mtp;
+    if (mtp.depths == 0 || !has_head()) return 0;
+    return Count(mtp.depths) * 6 * layer_.residual() * e_ +
+           Count(mtp.depths - mtp.layers()) *
+               layer_.kept_per_token(plan_.model.layers.back().experts());
   }
 
   // Bytes per token of the inner products of the adapters, in all layers of the rank.
@@ -342,6 +354,8 @@ class Estimator {
     Count around = 0;
     if (first_stage()) around += size_.token_table / tp_ + size_.position_table;
     around += head_parameters();
+    if (has_head() && plan_.model.mtp.depths > 0)
+      around += size_.mtp + (first_stage() ? 0 : size_.token_table / tp_);
     return Count(std::min(layers_.all(), layers_at_once)) * layer + experts + around;
   }
   // Bytes of full gradients on their way to their owners.

@@ -8,12 +8,12 @@ namespace mtrain::plan {
 
 Count ModelParameters::total() const {
   return Count(dense_layers) * dense.total() + Count(moe_layers) * moe.total() + token_table +
-         output + position_table + final_norm + adapters;
+         output + position_table + final_norm + mtp + adapters;
 }
 
 Count ModelParameters::active() const {
   return Count(dense_layers) * dense.active + Count(moe_layers) * moe.active + token_table +
-         output + position_table + final_norm;
+         output + position_table + final_norm + mtp;
 }
 
 namespace {
@@ -41,10 +41,15 @@ void add(const spec::TensorSpec& t, LayerParameters& p) {
   }
 }
 
+// Whether a layer without multi-token prediction lacks the tensor.
+bool is_of_prediction(const spec::TensorSpec& t) {
+  return t.name.find(".mtp.") != std::string::npos;
+}
+
 LayerParameters layer_parameters(const spec::ModelSpec& m, int64_t layer) {
   LayerParameters p;
   for (const spec::TensorSpec& t : spec::layer_tensors(m, layer))
-    if (t.role != TensorRole::state && !t.adapter) add(t, p);
+    if (t.role != TensorRole::state && !t.adapter && !is_of_prediction(t)) add(t, p);
   const spec::Experts* experts = m.layer(layer).experts();
   p.active = p.split + p.replicated + (experts ? Count(experts->per_token) * p.expert : 0);
   return p;
@@ -75,6 +80,9 @@ ModelParameters count_parameters(const spec::ModelSpec& m, int64_t vocab) {
     int64_t& layers = moe ? p.moe_layers : p.dense_layers;
     if (layers++ == 0) (moe ? p.moe : p.dense) = layer_parameters(m, i);
   }
+  for (int64_t i = m.main_layers(); i < m.layer_count(); ++i)
+    for (const spec::TensorSpec& t : spec::layer_tensors(m, i))
+      if (is_of_prediction(t)) p.mtp += count(t.full_shape);
   if (m.lora)
     for (int64_t i = 0; i < m.layer_count(); ++i)
       p.adapters += adapter_parameters(m, i, 1, 1, 1).all();
@@ -102,12 +110,20 @@ TokenCost token_cost(const spec::ModelSpec& m) {
     adapters += a.dense + (e ? a.experts * Count(e->per_token) / Count(e->count) : 0);
   }
   TokenCost cost{.matmul_flops = per_weight * (p.active() - p.looked_up()) + 6.0 * adapters};
-  for (const spec::LayerSpec& layer : m.layers) {
+  // Each depth of multi-token prediction uses the output layer once more; those of a repeated layer
+  // use the layer, too.
+  const int64_t again = m.mtp.depths - m.mtp.layers();
+  const Count of_layer = m.layers.back().experts() ? p.moe.active : p.dense.active;
+  cost.matmul_flops +=
+      per_weight * (Count(m.mtp.depths) * p.token_table + Count(again) * (of_layer + p.mtp));
+  const auto add_attention = [&](const spec::LayerSpec& layer, int64_t times) {
     const auto& a = layer.grouped();
     (a.window > 0 ? cost.window_flops_per_position : cost.attention_flops_per_position) +=
-        6.0 * Count(a.heads) * Count(a.head_dim + a.value_dim());
+        6.0 * Count(times) * Count(a.heads) * Count(a.head_dim + a.value_dim());
     cost.window = std::max(cost.window, a.window);
-  }
+  };
+  for (const spec::LayerSpec& layer : m.layers) add_attention(layer, 1);
+  add_attention(m.layers.back(), again);
   return cost;
 }
 

@@ -38,6 +38,7 @@ struct ModelParameters {
   Count output = 0;          // vocabulary x H; 0 if the output layer shares the token table
   Count position_table = 0;  // learned positions
   Count final_norm = 0;
+  Count mtp = 0;       // norms and projections of the layers of multi-token prediction
   Count adapters = 0;  // of all layers; the rest is then frozen
 
   Count total() const;

@@ -292,6 +292,9 @@ class Resolver {
     const int64_t held = deferred_outputs(r_, l_);
     return all({{l_.pp > 1, "there is no pipeline (pp_size 1)", Off::idle},
                 {!p.pp_schedule_csv, "a schedule from a file decides when each action runs"},
+                {r_.model.mtp_num_layers == 0,
+                 "multi-token prediction (model.mtp_num_layers) completes the output layer's "
+                 "gradient in each micro-batch"},
                 {!schedule::schedule_kind(p.pp_schedule).v,
                  fmt::format("{} has the output layer on the first rank, which is busy to the "
                              "end",

@@ -36,7 +36,7 @@ std::vector<int64_t> distinct(std::vector<int64_t> values, int64_t most) {
 std::vector<ParitySizes> sizes_to_try(const Recipe& r, const RunPlan& plan) {
   const Layout& l = plan.layout;
   const spec::Experts* experts = plan.model.experts();
-  const int64_t layers = plan.model.layer_count();
+  const int64_t layers = plan.model.main_layers();
   const int64_t heads = r.model.num_attention_heads, groups = r.model.kv_heads();
   const int64_t all_experts = experts ? experts->count : 0;
   std::vector<ParitySizes> sizes;
@@ -111,7 +111,7 @@ std::string refusal_of(const RecipeSource& source, const Change& change) {
 
 std::string parity_sizes_text(const Trial& t) {
   const spec::ModelSpec& m = t.plan.model;
-  std::string text = fmt::format("{} layers, hidden size {}, {} heads", m.layer_count(), m.hidden,
+  std::string text = fmt::format("{} layers, hidden size {}, {} heads", m.main_layers(), m.hidden,
                                  t.recipe.model.num_attention_heads);
   if (m.experts()) text += fmt::format(", {} experts", m.experts()->count);
   return text + fmt::format(", {} samples of {} tokens", t.recipe.train.global_batch_size,

@@ -20,6 +20,7 @@ std::string model_text(const recipe::ModelConfig& m, int64_t vocab) {
   if (m.moe.num_experts > 0)
     text += fmt::format(", {} experts of {} (top {})", m.moe.num_experts,
                         m.moe.ffn_hidden_size.value_or(m.ffn_size()), m.moe.router_topk);
+  if (m.mtp_num_layers > 0) text += fmt::format(", {} further tokens predicted", m.mtp_num_layers);
   text += fmt::format(", vocabulary {}", vocab);
   if (m.share_embeddings_and_output_weights) text += ", tied";
   if (!m.ignore_keys.empty())

@@ -132,7 +132,7 @@ class Groups {
         add(fmt::format("pp {}>{}", c->first, c->second), pair(c->first, c->second),
             GroupTraffic::messages);
     }
-    if (!shares_table(s, plan_.model.tied_embeddings)) return;
+    if (!shares_table(s, plan_.model)) return;
     const int64_t first = s.rank_of(0), last = s.rank_of(s.stages - 1);
     const bool member = own == first || own == last;
     add("pp_table", member ? pair(first, last) : std::vector<int>{}, GroupTraffic::bulk, pp);
@@ -242,8 +242,8 @@ std::set<std::pair<int64_t, int64_t>> pipeline_channels(const schedule::Schedule
   return pairs;
 }
 
-bool shares_table(const schedule::Schedule& s, bool tied_embeddings) {
-  return tied_embeddings && s.rank_of(0) != s.rank_of(s.stages - 1);
+bool shares_table(const schedule::Schedule& s, const spec::ModelSpec& model) {
+  return model.table_at_end() && s.rank_of(0) != s.rank_of(s.stages - 1);
 }
 
 }  // namespace mtrain::plan

@@ -8,6 +8,7 @@
 
 #include "mesh/group_split.h"
 #include "schedule/action.h"
+#include "spec/model_spec.h"
 
 namespace mtrain::plan {
 
@@ -26,6 +27,6 @@ std::set<std::pair<int64_t, int64_t>> pipeline_channels(const schedule::Schedule
 GroupTraffic gather_traffic(const RunPlan& plan);
 
 // Whether the first and the last stage share the table of tied embeddings over a group.
-bool shares_table(const schedule::Schedule& schedule, bool tied_embeddings);
+bool shares_table(const schedule::Schedule& schedule, const spec::ModelSpec& model);
 
 }  // namespace mtrain::plan

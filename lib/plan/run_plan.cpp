@@ -170,7 +170,7 @@ void copy_options(const Recipe& r, int64_t vocab, RunPlan& plan) {
   plan.model.lora = recipe::adapters_of(r.peft, r.model, plan.model);
   plan.parameters = count_parameters(plan.model, vocab);
   plan.token_cost = token_cost(plan.model);
-  plan.recompute = recompute_options(r.recompute, r.model.num_layers);
+  plan.recompute = recompute_options(r.recompute, plan.model.layer_count());
   plan.recompute.keeps_router = plan.layout.ep > 1 &&
                                 r.distributed.strategy == recipe::Strategy::fsdp2 &&
                                 r.distributed.moe.ignore_router_for_ac;

@@ -195,6 +195,11 @@ spec::ModelSpec model_spec(const ModelConfig& m, int64_t vocab, int64_t sample_l
           spec::DenseMlp{.ffn = m.ffn_size(), .activation = m.activation, .bias = m.fc_bias()};
     s.layers.push_back(std::move(layer));
   }
+  s.mtp = {.depths = m.mtp_num_layers,
+           .repeated = m.mtp_num_layers > 0 && m.mtp_use_repeated_layer,
+           .loss_factor = m.mtp_num_layers > 0 ? float(m.mtp_loss_scaling_factor) : 0};
+  for (int64_t k = 0; k < s.mtp.layers(); ++k)
+    s.layers.push_back(spec::LayerSpec(s.layers[size_t(m.num_layers - 1)]));
   return s;
 }
 

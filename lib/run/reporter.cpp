@@ -122,6 +122,7 @@ void Reporter::step(const train::StepStats& s, const StepFigures& figures) {
   progress_.update({.step = s.step,
                     .total = last,
                     .loss = s.loss,
+                    .mtp_losses = s.mtp_losses,
                     .lr = s.lr,
                     .grad_norm = s.grad_norm,
                     .loss_scale = scaled ? s.loss_scale : observe::StepProgress::kUnknown,
@@ -144,6 +145,9 @@ void Reporter::step(const train::StepStats& s, const StepFigures& figures) {
       {"memory_peak.buffers", memory.usage(device::MemoryCategory::buffers).peak},
       {"memory_planned", planned_memory(trainer_.plan())}};
   add_saves(metrics);
+  std::deque<std::string> names;  // owns the names; a Metric holds a view
+  for (size_t k = 0; k < s.mtp_losses.size(); ++k)
+    metrics.push_back({names.emplace_back(fmt::format("mtp_loss.{}", k + 1)), s.mtp_losses[k]});
   if (scaled) metrics.push_back({"loss_scale", s.loss_scale});
   if (scaled || train.spikes.on())
     metrics.push_back({"skipped", int64_t(s.overflowed || s.skipped)});
@@ -166,7 +170,6 @@ void Reporter::step(const train::StepStats& s, const StepFigures& figures) {
   // Only GPU kernels use workspace.
   if (const int64_t workspace = memory.usage(device::MemoryCategory::workspace).peak)
     metrics.push_back({"memory_peak.workspace", workspace});
-  std::deque<std::string> names;  // owns the names; a Metric holds a view
   if (figures.timed) add_communication(figures, metrics, names);
   if (figures.stragglers) add_stragglers(*figures.stragglers, s.step, metrics);
   record(s.step, metrics);

@@ -163,7 +163,7 @@ std::string start_from_folder(train::Trainer& t, const ShowActivity& show) {
   const std::string& from = t.plan().folders.weights_from;
   if (from.empty()) return "";
   const interchange::HfFolder folder =
-      interchange::open_hf_folder(from, t.plan().folders.ignore_keys);
+      interchange::open_hf_folder(from, t.plan().folders.ignore_keys, t.plan().model.mtp.layers());
   require_same_on_all_ranks(t.control(), "folder " + from, interchange::fingerprint(folder),
                             "give all ranks the same folder as model.from, on all hosts");
   checkpoint::start_from(parts_to_read(t, show), *folder.source());

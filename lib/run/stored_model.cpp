@@ -59,6 +59,15 @@ std::vector<checkpoint::ReplicatedTensor> of_model(const train::RouterState& rou
   return tensors;
 }
 
+std::set<std::string> tensors_of_predictions(const spec::ModelSpec& model) {
+  std::set<std::string> names;
+  for (int64_t layer = model.main_layers(); layer < model.layer_count(); ++layer) {
+    for (const spec::TensorSpec& t : spec::layer_tensors(model, layer)) names.insert(t.name);
+    names.insert(fmt::format("layers.{}.mlp.router.load_fraction", layer));
+  }
+  return names;
+}
+
 // Returns the weights of a folder, or those with merged adapters.
 const storage::ValueSource& weights_of(const StoredModel& m) {
   return m.merged ? *m.merged : *m.hugging_face;
@@ -174,6 +183,8 @@ StoredModel open_model(const fs::path& given, const plan::Machine& machine,
   }
   m.recipe.machine = machine;
   m.saved = plan::read_saved_run(interchange::model_source(), m.recipe);
+  m.unused = tensors_of_predictions(m.saved.model);
+  m.saved.model = spec::without_predictions(std::move(m.saved.model));
   m.saved.model.vocab = train::vocabulary(m.saved.tokenizer);
   if (m.saved.model.lora) {
     if (!adapter.empty())
@@ -216,7 +227,7 @@ void load_weights(Stream& stream, model::ParamStore& params, const train::Router
   if (m.merged || m.hugging_face)
     checkpoint::read_model(stream, params, of_model(routers), weights_of(m), progress);
   else
-    checkpoint::load_weights(stream, params, of_model(routers), m.folder, progress);
+    checkpoint::load_weights(stream, params, of_model(routers), m.folder, progress, m.unused);
 }
 
 void load_model(train::Trainer& t, const StoredModel& m) {

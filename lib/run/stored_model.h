@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,8 @@ struct StoredModel {
   std::shared_ptr<const interchange::HfSource> hugging_face;  // null for a checkpoint
   // Weights with merged adapters, which are used instead of the others; null without adapters.
   std::shared_ptr<const storage::ValueSource> merged;
+  // Tensors of a checkpoint that only training uses: those of multi-token prediction.
+  std::set<std::string> unused;
   std::string left_out;  // a sentence about tensors of the folder that are not read; or empty
   std::shared_ptr<const storage::ReadMark> reading;  // keeps the checkpoint from being deleted
   std::string fingerprint;                           // differs between models; ranks compare theirs

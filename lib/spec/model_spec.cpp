@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 namespace mtrain::spec {
 
@@ -22,7 +23,14 @@ const DenseMlp* ModelSpec::dense_mlp() const {
   return nullptr;
 }
 
+ModelSpec without_predictions(ModelSpec m) {
+  m.layers.resize(size_t(m.main_layers()));
+  m.mtp = {};
+  return m;
+}
+
 ModelSpec without_training(ModelSpec m) {
+  m = without_predictions(std::move(m));
   m.hidden_dropout = m.embedding_dropout = m.init_std = 0;
   if (m.lora) m.lora->dropout = 0;
   for (LayerSpec& layer : m.layers)

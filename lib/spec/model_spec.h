@@ -21,6 +21,18 @@ struct NormSpec {
   bool operator==(const NormSpec&) const = default;
 };
 
+// Multi-token prediction (DeepSeek-AI 2024, "DeepSeek-V3"). At depth k, from 1, a layer reads the
+// result of the depth before and the embedding of the token that is k later. It predicts the token
+// after that one. Only training runs these layers, which are the last of ModelSpec::layers.
+struct TokenPrediction {
+  int64_t depths = 0;     // tokens that are predicted beyond the next one
+  bool repeated = false;  // one layer computes all depths
+  float loss_factor = 0;  // multiplies the mean of the depths' losses
+
+  int64_t layers() const { return repeated ? 1 : depths; }
+  bool operator==(const TokenPrediction&) const = default;
+};
+
 struct ModelSpec {
   int64_t hidden = 0;
   int64_t vocab = 0;  // ids, without a layout's padding; 0 until the tokenizer is loaded
@@ -28,6 +40,7 @@ struct ModelSpec {
   bool learned_positions = false;  // a table of max_positions rows
   NormSpec norm = {};
   std::vector<LayerSpec> layers = {};
+  TokenPrediction mtp = {};
   bool tied_embeddings = false;
   float embedding_scale = 1;  // multiplies token embeddings
   float residual_scale = 1;   // multiplies what attention and MLP add to the residual stream
@@ -38,6 +51,10 @@ struct ModelSpec {
   std::optional<Lora> lora = {};  // all but its adapters is frozen
 
   int64_t layer_count() const { return int64_t(layers.size()); }
+  // The layers before those of multi-token prediction.
+  int64_t main_layers() const { return layer_count() - mtp.layers(); }
+  // Whether the last stage of a pipeline needs the token table.
+  bool table_at_end() const { return tied_embeddings || mtp.depths > 0; }
   const LayerSpec& layer(int64_t i) const { return layers.at(size_t(i)); }
   // The experts of a layer, the same in all layers that have experts; null for a dense model.
   const Experts* experts() const;
@@ -47,8 +64,11 @@ struct ModelSpec {
   bool operator==(const ModelSpec&) const = default;
 };
 
+// Returns the model without its layers of multi-token prediction.
+ModelSpec without_predictions(ModelSpec model);
+
 // Returns the model without what only its training uses: initial values, dropout, losses, how
-// routers are balanced, and the element type of their logits.
+// routers are balanced, the element type of their logits, and multi-token prediction.
 ModelSpec without_training(ModelSpec model);
 
 }  // namespace mtrain::spec

@@ -107,8 +107,9 @@ class TensorList {
       adapter(name + adapter_prefix(Rows::all), inputs, m_.hidden, {.dim = Dim::columns}, {});
   }
   // A matrix that every tensor-parallel rank has.
-  void small_matrix(const std::string& name, int64_t rows) {
-    add(name, {.name = {}, .full_shape = {rows, m_.hidden}, .std = std()});
+  void small_matrix(const std::string& name, int64_t rows) { small_matrix(name, rows, m_.hidden); }
+  void small_matrix(const std::string& name, int64_t rows, int64_t inputs) {
+    add(name, {.name = {}, .full_shape = {rows, inputs}, .std = std()});
   }
 
   bool adapts(Projection p) const { return m_.lora && m_.lora->adapts(layer_, p); }
@@ -154,7 +155,7 @@ class TensorList {
 
   float std() const { return float(m_.init_std); }
   // GPT-2 divides the initial weights of projections into the residual stream by sqrt(2 L).
-  float residual_std() const { return std() / std::sqrt(2.0f * float(m_.layer_count())); }
+  float residual_std() const { return std() / std::sqrt(2.0f * float(m_.main_layers())); }
 
  private:
   const ModelSpec& m_;
@@ -263,7 +264,14 @@ std::vector<TensorSpec> embedding_tensors(const ModelSpec& m) {
 std::vector<TensorSpec> layer_tensors(const ModelSpec& m, int64_t layer) {
   const LayerSpec& l = m.layer(layer);
   const std::string prefix = "layers." + std::to_string(layer);
-  TensorList attention(m, prefix + ".attention.", layer), mlp(m, prefix + ".mlp.", layer);
+  TensorList attention(m, prefix + ".attention.", layer), mlp(m, prefix + ".mlp.", layer),
+      before(m, prefix + ".mtp."), after(m, prefix + ".mtp."), spread(m, prefix + ".mlp.", layer);
+  if (layer >= m.main_layers()) {
+    before.residual_norm("embedding_norm");
+    before.residual_norm("hidden_norm");
+    before.small_matrix("proj.weight", m.hidden, 2 * m.hidden);
+    after.residual_norm("final_norm");
+  }
   if (l.input_norms) attention.residual_norm("norm"), mlp.residual_norm("norm");
   std::visit([&](const GroupedAttention& a) { add_attention(m, a, attention); }, l.attention);
   const Experts* experts = l.experts();
@@ -272,9 +280,9 @@ std::vector<TensorSpec> layer_tensors(const ModelSpec& m, int64_t layer) {
   else
     add_mlp(m, std::get<DenseMlp>(l.mlp), mlp);
   if (l.output_norms) attention.residual_norm("out_norm"), mlp.residual_norm("out_norm");
-  if (experts) add_experts(m, *experts, mlp);
-  std::vector<TensorSpec> all = attention.take();
-  append(all, mlp.take());
+  if (experts) add_experts(m, *experts, spread);
+  std::vector<TensorSpec> all;
+  for (TensorList* part : {&before, &attention, &mlp, &after, &spread}) append(all, part->take());
   return all;
 }
 

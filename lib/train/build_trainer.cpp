@@ -47,7 +47,7 @@ Trainer build_trainer(Device& device, RunPlan plan, std::shared_ptr<const data::
   world.connect(plan::process_groups(plan, world.rank()));
   const comm::HostCollectives control(world, device);
   model::ModelImpls impls = parallel::apply_parallelism(world, device, plan);
-  pipeline::PipelineLinks links = pipeline_links(world, device, plan, plan.model.tied_embeddings);
+  pipeline::PipelineLinks links = pipeline_links(world, device, plan);
   const parallel::DataGroups groups = parallel::data_groups(world, device, plan);
 
   // Parameters: this rank's stages declare them, and then they get memory.

@@ -42,8 +42,7 @@ pipeline::PipelineStages pipeline_stages(Stream& compute, model::ParamStore& par
            l.layers_of_stage.size(), s.stages);
   const int64_t own = plan.mesh.coordinate(rank, mesh::Axis::pp);
   pipeline::PipelineStages stages;
-  model::StageSpec spec{.end = 0,
-                        .shares_table = plan::shares_table(s, plan.model.tied_embeddings)};
+  model::StageSpec spec{.end = 0, .shares_table = plan::shares_table(s, plan.model)};
   for (int64_t stage = 0; stage < s.stages; ++stage) {
     spec.begin = spec.end;
     spec.end += l.layers_of_stage[size_t(stage)];
@@ -57,8 +56,7 @@ pipeline::PipelineStages pipeline_stages(Stream& compute, model::ParamStore& par
   return stages;
 }
 
-pipeline::PipelineLinks pipeline_links(comm::World& world, Device& device, const RunPlan& plan,
-                                       bool tied_embeddings) {
+pipeline::PipelineLinks pipeline_links(comm::World& world, Device& device, const RunPlan& plan) {
   const plan::Layout& l = plan.layout;
   const schedule::Schedule& s = plan.schedule;
   pipeline::PipelineLinks links{.size = l.pp,
@@ -86,7 +84,7 @@ pipeline::PipelineLinks pipeline_links(comm::World& world, Device& device, const
               false);
   }
   const int64_t first = s.rank_of(0), last = s.rank_of(s.stages - 1);
-  if (plan::shares_table(s, tied_embeddings) && (links.rank == first || links.rank == last))
+  if (plan::shares_table(s, plan.model) && (links.rank == first || links.rank == last))
     links.table = pair("pp_table", first, last, comm::Traffic::bulk);
   return links;
 }

@@ -13,7 +13,6 @@ pipeline::PipelineStages pipeline_stages(Stream& compute, model::ParamStore& par
                                          const RunPlan& plan, int rank,
                                          const model::ModelImpls& impls);
 // All ranks must call it, since it creates groups.
-pipeline::PipelineLinks pipeline_links(comm::World& world, Device& device, const RunPlan& plan,
-                                       bool tied_embeddings);
+pipeline::PipelineLinks pipeline_links(comm::World& world, Device& device, const RunPlan& plan);
 
 }  // namespace mtrain::train

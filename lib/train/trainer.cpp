@@ -22,6 +22,12 @@ int64_t unmasked(const std::vector<data::Batch>& batches) {
   return n;
 }
 
+int64_t unmasked_at_depth(const std::vector<data::Batch>& batches, size_t k) {
+  int64_t n = 0;
+  for (const data::Batch& b : batches) n += b.further.at(k).unmasked;
+  return n;
+}
+
 int64_t tokens_of(const std::vector<data::Batch>& batches) {
   int64_t n = 0;
   for (const data::Batch& b : batches) n += b.tokens();
@@ -84,7 +90,7 @@ StepStats Trainer::step(bool run_ahead) {
   const Tensor norm_1 = update(now, lr).norm;
   const bool experts = plan_.model.experts();
   results_.begin({now.losses.flat(0, {1}), norm_1, experts ? experts_.sums_LS : Tensor(),
-                  experts ? experts_.loss_2 : Tensor()});
+                  experts ? experts_.loss_2 : Tensor(), losses_of_depths(now.losses)});
   result_seen_ = {};
   if (run_ahead) begin_next(now.number + 1);
   // All work of this step is enqueued, and the host has time.
@@ -113,13 +119,14 @@ StepStats Trainer::step(bool run_ahead) {
           .samples = samples_,
           .mean_document_length = mean_document_length(now.batches, plan_.sample_length),
           .experts = end_experts_step(updated, now.host_wait),
+          .mtp_losses = mtp_losses(now.count),
           .ended = ended};
 }
 
 Trainer::Begun Trainer::begin_step(int64_t number) {
   Begun step{.number = number, .batches = global_batch(number)};
   step.count = count_tokens(number, step.batches);
-  step.losses = run_micro_batches(step.batches, number, grad_scale(step.count.labels));
+  step.losses = run_micro_batches(step.batches, number, grad_scales(step.count));
   step.host_wait = host_wait_;
   return step;
 }
@@ -299,13 +306,18 @@ checkpoint::TrainProgress Trainer::progress() const {
 
 void Trainer::explain_non_finite(const std::vector<data::Batch>& batches, int64_t step) {
   drop_begun();
-  Diagnosis({.device = device_,
-             .compute = compute_,
-             .params = *params_,
-             .data_parallel = *data_parallel_,
-             .pipeline = *pipeline_,
-             .control = control_,
-             .run_again = [&] { run_micro_batches(batches, step, 1.0f, false); }})
+  Diagnosis(
+      {.device = device_,
+       .compute = compute_,
+       .params = *params_,
+       .data_parallel = *data_parallel_,
+       .pipeline = *pipeline_,
+       .control = control_,
+       .run_again =
+           [&] {
+             const auto depths = size_t(plan_.model.mtp.depths);
+             run_micro_batches(batches, step, {1.0f, std::vector<float>(depths, 1.0f)}, false);
+           }})
       .explain(step);
 }
 
@@ -313,6 +325,27 @@ void Trainer::explain_non_finite(const std::vector<data::Batch>& batches, int64_
 float Trainer::grad_scale(int64_t label_tokens) const {
   const float parts = plan_.train.grads_per_micro_batch ? float(plan_.layout.micro_batches) : 1.0f;
   return label_tokens ? 1.0f / float(label_tokens) / parts * float(scaler_.scale()) : 0.0f;
+}
+
+Trainer::GradScales Trainer::grad_scales(const TokenCount& count) const {
+  const spec::TokenPrediction& mtp = plan_.model.mtp;
+  GradScales scales{.loss = grad_scale(count.labels), .depths = {}};
+  for (const int64_t labels : count.further)
+    scales.depths.push_back(grad_scale(labels) * mtp.loss_factor / float(mtp.depths));
+  return scales;
+}
+
+Tensor Trainer::losses_of_depths(const Tensor& losses) const {
+  const int64_t depths = plan_.model.mtp.depths;
+  return depths > 0 ? losses.flat(losses.count() - depths, {depths}) : Tensor();
+}
+
+std::vector<double> Trainer::mtp_losses(const TokenCount& count) const {
+  if (count.further.empty()) return {};
+  std::vector<double> sums = results_.values<double>(4);
+  for (size_t k = 0; k < sums.size(); ++k)
+    sums[k] /= double(std::max<int64_t>(count.further[k], 1));
+  return sums;
 }
 
 int64_t Trainer::global_micro_batches() const {
@@ -352,27 +385,36 @@ void Trainer::prepare_batch(int64_t step) {
     failed = true;
   }
   // All ranks take part, and each learns whether any has failed.
-  data_parallel_->begin_sum(
-      {failed ? 0 : unmasked(prepared_), int64_t(failed), failed ? 0 : tokens_of(prepared_)});
+  std::vector<int64_t> counts{failed ? 0 : unmasked(prepared_), int64_t(failed),
+                              failed ? 0 : tokens_of(prepared_)};
+  for (int64_t k = 0; k < plan_.model.mtp.depths; ++k)
+    counts.push_back(failed ? 0 : unmasked_at_depth(prepared_, size_t(k)));
+  data_parallel_->begin_sum(std::move(counts));
   counted_step_ = step;
 }
 
 Trainer::TokenCount Trainer::count_tokens(int64_t step, const std::vector<data::Batch>& batches) {
   if (std::exchange(counted_step_, 0) == step) {
     const std::vector<int64_t> sums = data_parallel_->end_sum();
-    if (sums[1] == 0) return {.labels = sums[0], .tokens = sums[2]};
+    if (sums[1] == 0)
+      return {.labels = sums[0], .further = {sums.begin() + 3, sums.end()}, .tokens = sums[2]};
   }
-  const std::vector<int64_t> sums =
-      data_parallel_->sum_on_host({unmasked(batches), tokens_of(batches)});
-  return {.labels = sums[0], .tokens = sums[1]};
+  std::vector<int64_t> counts{unmasked(batches), tokens_of(batches)};
+  for (int64_t k = 0; k < plan_.model.mtp.depths; ++k)
+    counts.push_back(unmasked_at_depth(batches, size_t(k)));
+  const std::vector<int64_t> sums = data_parallel_->sum_on_host(std::move(counts));
+  return {.labels = sums[0], .further = {sums.begin() + 2, sums.end()}, .tokens = sums[1]};
 }
 
 std::vector<data::Batch> Trainer::global_batch(int64_t step) {
   if (std::exchange(prepared_step_, 0) == step) return std::exchange(prepared_, {});
   std::vector<data::Batch> batches;
   const auto begin = std::chrono::steady_clock::now();
-  for (int64_t k = 0; k < loader_.micro_batches(); ++k)
-    batches.push_back(share_of(loader_.micro_batch(step - 1, k)));
+  for (int64_t k = 0; k < loader_.micro_batches(); ++k) {
+    data::Batch whole = loader_.micro_batch(step - 1, k);
+    data::add_further_tokens(whole, plan_.model.mtp.depths);
+    batches.push_back(share_of(std::move(whole)));
+  }
   loads_.push_back({begin, std::chrono::steady_clock::now()});
   return batches;
 }
@@ -388,7 +430,7 @@ data::Batch Trainer::share_of(data::Batch whole) const {
 }
 
 Tensor Trainer::run_micro_batches(const std::vector<data::Batch>& batches, int64_t step,
-                                  float grad_scale, bool finishes_step) {
+                                  const GradScales& grad_scales, bool finishes_step) {
   const bool full_step = graphs_ && graphs_->plan().full_step;
   const auto uploaded = upload(batches, step_inputs_);
   step_inputs_ = full_step ? uploaded : std::vector<model::MicroBatch>();
@@ -404,7 +446,7 @@ Tensor Trainer::run_micro_batches(const std::vector<data::Batch>& batches, int64
                               .seed = uint64_t(plan_.train.seed),
                               .step = step,
                               .loss = losses.flat(0, {1}),
-                              .grad_scale = grad_scale * data_parallel_->grad_factor(),
+                              .grad_scale = grad_scales.loss * data_parallel_->grad_factor(),
                               .on_ready =
                                   [this](model::Parameter& p) {
                                     look_at_result();
@@ -413,6 +455,9 @@ Tensor Trainer::run_micro_batches(const std::vector<data::Batch>& batches, int64
                                   },
                               .hooks = data_parallel_.get(),
                               .experts = experts ? &experts_ : nullptr};
+  for (size_t k = 0; k < grad_scales.depths.size(); ++k)
+    work.depths.push_back({.total = losses_of_depths(losses).flat(int64_t(k), {1}),
+                           .grad_scale = grad_scales.depths[k] * data_parallel_->grad_factor()});
   for (size_t k = 0; k < batches.size(); ++k)
     work.numbers.push_back(int64_t(k) * data_parallel_->size() + data_parallel_->rank());
   data_parallel_->begin_step(int64_t(batches.size()) + (finishes_step ? 0 : 1));
@@ -432,7 +477,7 @@ Tensor Trainer::run_micro_batches(const std::vector<data::Batch>& batches, int64
 // Graphs hold the address of the loss, so it must be the same memory in every step. The caller sets
 // it to 0.
 Tensor Trainer::losses_of_step() {
-  const int64_t count = plan_.model.experts() ? 3 : 1;
+  const int64_t count = (plan_.model.experts() ? 3 : 1) + plan_.model.mtp.depths;
   if (graphs_ && graphs_loss_) return graphs_loss_;
   const Tensor losses =
       Tensor::empty(compute_, {count}, DType::f64, device::MemoryCategory::buffers);
@@ -458,6 +503,10 @@ model::MicroBatch Trainer::upload(const data::Batch& b, const model::MicroBatch&
   model::MicroBatch m;
   m.input_T = put(into.input_T, b.input);
   m.label_T = put(into.label_T, b.label);
+  for (const data::Batch::Further& f : b.further) {
+    m.further_input_T.push_back(put({}, f.input));
+    m.further_label_T.push_back(put({}, f.label));
+  }
   m.seq = {.B = b.B, .S = b.S, .position_T = put(into.seq.position_T, b.position)};
   m.seq.documents = b.documents;
   m.seq.packs = b.packs;

@@ -46,6 +46,8 @@ struct StepStats {
   // the sample's length if documents are not packed.
   int64_t mean_document_length = 0;
   std::optional<ExpertStats> experts = {};  // absent for a dense model
+  // The loss of each depth of multi-token prediction, like `loss`, which has no part of them.
+  std::vector<double> mtp_losses = {};
   // When the step ended, as the host has seen it, which may have enqueued the next one meanwhile.
   std::chrono::steady_clock::time_point ended = {};
 };
@@ -137,8 +139,9 @@ class Trainer {
  private:
   // The tokens of a global batch.
   struct TokenCount {
-    int64_t labels = 0;  // unmasked
-    int64_t tokens = 0;  // without padding
+    int64_t labels = 0;                 // unmasked
+    std::vector<int64_t> further = {};  // the same for each depth of multi-token prediction
+    int64_t tokens = 0;                 // without padding
   };
   // A step whose micro-batches are enqueued, and nothing that comes after them.
   struct Begun {
@@ -147,6 +150,10 @@ class Trainer {
     TokenCount count;
     Tensor losses;  // as run_micro_batches() returns them
     std::chrono::nanoseconds host_wait{0};
+  };
+  struct GradScales {
+    float loss = 1;
+    std::vector<float> depths;  // of multi-token prediction
   };
   Begun begin_step(int64_t number);
   // Enqueues what comes after the micro-batches, up to the update.
@@ -177,10 +184,11 @@ class Trainer {
   // Adds gradients to the parameters' main gradients, which this clears first if it
   // `finishes_step`. The first element of the result is the summed loss of this rank's
   // micro-batches, or zero on ranks without the last stage. If the model has experts,
-  // ExpertsOfStep::loss_2 follows. If not `finishes_step`, unsharded gradients are not reduced;
+  // ExpertsOfStep::loss_2 follows. Then come the losses of the depths of multi-token prediction. If
+  // not `finishes_step`, unsharded gradients are not reduced;
   // sharded gradients are, unless their reduction is deferred.
-  Tensor run_micro_batches(const std::vector<data::Batch>& batches, int64_t step, float grad_scale,
-                           bool finishes_step = true);
+  Tensor run_micro_batches(const std::vector<data::Batch>& batches, int64_t step,
+                           const GradScales& grad_scales, bool finishes_step = true);
   [[noreturn]] void explain_non_finite(const std::vector<data::Batch>& batches, int64_t step);
   Tensor losses_of_step();               // what run_micro_batches() returns
   int64_t global_micro_batches() const;  // micro-batches of a step on all data-parallel ranks
@@ -195,6 +203,9 @@ class Trainer {
   // routers' state if the weights were `updated`.
   std::optional<ExpertStats> end_experts_step(bool updated, std::chrono::nanoseconds host_wait);
   float grad_scale(int64_t label_tokens) const;
+  GradScales grad_scales(const TokenCount& count) const;
+  Tensor losses_of_depths(const Tensor& losses) const;  // the last part of run_micro_batches()
+  std::vector<double> mtp_losses(const TokenCount& count) const;  // of results_
   // Why a step has updated nothing.
   enum class Skip { no, overflow, spike };
   // Throws RunError if training must stop.

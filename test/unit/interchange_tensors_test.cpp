@@ -270,6 +270,64 @@ TEST_CASE("a folder without the biases of its routers is refused by their name")
   }
 }
 
+TEST_CASE("layers of multi-token prediction are imported and exported if they are asked for") {
+  // The folder's last layer, once more, is the layer of depth 1.
+  Tensors t = tensors_of(golden_hf() / "glm4_moe");
+  const Tensors own = t;
+  for (const auto& [name, tensor] : own)
+    if (name.starts_with("model.layers.1.")) {
+      HostTensor further = tensor;
+      for (float& value : further.values) value = 0.5f * value + 0.01f;
+      t["model.layers.2." + name.substr(15)] = further;
+    }
+  const int64_t H = own.at("model.norm.weight").shape[0];
+  const auto filled = [](const Shape& shape, float first) {
+    HostTensor tensor{shape, DType::f32, std::vector<float>(size_t(shape.count()))};
+    for (float& value : tensor.values) value = first += 0.125f;
+    return tensor;
+  };
+  t["model.layers.2.enorm.weight"] = filled({H}, 1);
+  t["model.layers.2.hnorm.weight"] = filled({H}, 2);
+  t["model.layers.2.shared_head.norm.weight"] = filled({H}, 3);
+  t["model.layers.2.eh_proj.weight"] = filled({H, 2 * H}, 4);
+  t["model.layers.2.embed_tokens.weight"] = own.at("model.embed_tokens.weight");
+  t["model.layers.2.shared_head.head.weight"] = own.at("lm_head.weight");
+  const TemporaryFolder temporary;
+  const auto write = [&](const char* name) {
+    write_folder(temporary / name, "glm4_moe", t);
+    auto config = nlohmann::json::parse(read_file(temporary / name / "config.json"));
+    config["num_nextn_predict_layers"] = 1;
+    write_file_atomic(temporary / name / "config.json", config.dump());
+    return temporary / name;
+  };
+  const auto folder = interchange::open_hf_folder(write("from"), {}, interchange::kAllMtpLayers);
+  CHECK(folder.left_out.empty());
+  CHECK(folder.recipe.model.mtp_num_layers == 1);
+  CHECK_THAT(interchange::describe(folder), Contains("2 layers, 1 of multi-token prediction"));
+  CHECK(folder.source()->contains("layers.2.mtp.proj.weight"));
+  const auto checkpoint = interchange::import_hf(folder, temporary / "imported");
+  interchange::export_hf(checkpoint, temporary / "exported", {});
+  const auto exported = nlohmann::json::parse(read_file(temporary / "exported/config.json"));
+  CHECK(exported.at("num_nextn_predict_layers") == 1);
+  const Tensors got = tensors_of(temporary / "exported");
+  REQUIRE(got.size() == t.size());
+  for (const auto& [name, tensor] : t) {
+    INFO(name);
+    CHECK((got.at(name).values == tensor.values));
+  }
+  CHECK_THROWS_WITH(
+      interchange::open_hf_folder(temporary / "from", {}, 2),
+      Contains("2 layers of multi-token prediction are asked for") && Contains("names 1"));
+  t.at("model.layers.2.embed_tokens.weight").values[3] += 1;
+  CHECK_THROWS_WITH(interchange::open_hf_folder(write("other_table"), {}, 1),
+                    Contains("model.layers.2.embed_tokens.weight differs from "
+                             "model.embed_tokens.weight"));
+  t.erase("model.layers.2.embed_tokens.weight");
+  t.erase("model.layers.2.hnorm.weight");
+  CHECK_THROWS_WITH(interchange::open_hf_folder(write("without"), {}, 1),
+                    Contains("missing: model.layers.2.hnorm.weight"));
+}
+
 TEST_CASE("layers that predict further tokens are reported and left out") {
   Tensors t = tensors_of(golden_hf() / "glm4_moe");
   t["model.layers.2.eh_proj.weight"] = {{4, 8}, DType::f32, std::vector<float>(32, 1.0f)};

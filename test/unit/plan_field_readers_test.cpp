@@ -75,6 +75,7 @@ const std::vector<Base>& bases() {
         "model.rope_scaling.original_max_position_embeddings=512"}},
       {1, {"model.window_size=64"}},
       {1, {"model.multi_latent_attention=true", "model.num_query_groups=8"}},
+      {1, {"model.mtp_num_layers=2"}},
       {1, {"mixed_precision=fp16_mixed"}},
       {1, {"optimizer.name=muon"}},
       {1, {"peft.dim=4", "peft.target_modules=[q_proj, v_proj]"}},

@@ -412,6 +412,22 @@ TEST_CASE("a layout gives each stage its layers, the first the embedding and the
                "distributed.pipeline.layout", "missing");
 }
 
+TEST_CASE("a layout places the depths of multi-token prediction in the last stage") {
+  const char* field = "distributed.pipeline.layout";
+  const auto placed = [&](const char* layout, const char* depths) {
+    return pipeline(
+        {fmt::format("{}='{}'", field, layout), fmt::format("model.mtp_num_layers={}", depths)});
+  };
+  expect_accepts({.what = "two", .world = 4, .set = placed("Ett|tt|tt|ttmmL", "2")});
+  expect_accepts({.what = "repeated", .world = 4, .set = placed("E(tt|)*3ttm*2L", "2")});
+  expect_error({.what = "none", .world = 4, .set = placed("Ett|tt|tt|ttL", "1")}, field,
+               "has the letter m 0 times, but mtp_num_layers is 1");
+  expect_error({.what = "one more", .world = 4, .set = placed("Ett|tt|tt|ttmL", "0")}, field,
+               "has the letter m 1 times, but mtp_num_layers is 0");
+  expect_error({.what = "in another stage", .world = 4, .set = placed("Ett|tt|ttm|ttL", "1")},
+               field, "must stand in the last stage");
+}
+
 TEST_CASE("a schedule from a file does each micro-batch of each stage once") {
   const TemporaryFolder folder;
   const std::string path = (folder / "schedule.csv").string();

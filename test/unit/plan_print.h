@@ -141,7 +141,8 @@ class Print {
   MEMBERS(spec::NormSpec, kind, eps, plus_one, bias)
   MEMBERS(spec::ModelSpec, hidden, vocab, max_positions, learned_positions, norm, layers,
           tied_embeddings, embedding_scale, residual_scale, logit_scale, logit_cap, hidden_dropout,
-          embedding_dropout, init_std, lora)
+          embedding_dropout, init_std, lora, mtp)
+  MEMBERS(spec::TokenPrediction, depths, repeated, loss_factor)
   MEMBERS(RecomputeOptions, attention_core, norms, mlp, latent_up, experts, experts_act,
           shared_expert, group, layers, keeps_router, cheap)
   MEMBERS(MuonOptions, on, momentum, nesterov, ns_steps, coefficients, eps, scale, scale_factor,

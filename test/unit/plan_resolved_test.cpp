@@ -117,6 +117,12 @@ TEST_CASE("a layout follows from the sizes that the recipe gives") {
   REQUIRE(l.stages == 4);
   l = layout(4, pipeline({"distributed.pipeline.layout='Et|t*3|t*3,|tL'"}));
   REQUIRE(l.layers_of_stage == std::vector<int64_t>{1, 3, 3, 1});
+  // The layers of multi-token prediction stand with the head.
+  l = layout(4, pipeline({"model.num_layers=10", "model.mtp_num_layers=3"}));
+  REQUIRE(l.layers_of_stage == std::vector<int64_t>{3, 3, 2, 5});
+  l = layout(4, pipeline({"model.num_layers=10", "model.mtp_num_layers=3",
+                          "model.mtp_use_repeated_layer=true"}));
+  REQUIRE(l.layers_of_stage == std::vector<int64_t>{3, 3, 2, 3});
   REQUIRE(layout_of(recipe_of(8, {"distributed.tp_size=2", "distributed.dp_size=4"}), 0).world ==
           8);
   const Overrides flushes{"distributed.pp_size=2", "distributed.pipeline={}",

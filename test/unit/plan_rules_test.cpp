@@ -226,6 +226,27 @@ TEST_CASE("latent attention has its own sizes, and what it cannot do is refused"
                "beside latent attention");
 }
 
+TEST_CASE("multi-token prediction refuses what it cannot do") {
+  const auto further = [](Overrides more = {}) {
+    Overrides set{"model.mtp_num_layers=2"};
+    set.insert(set.end(), more.begin(), more.end());
+    return set;
+  };
+  const char* field = "model.mtp_num_layers";
+  expect_accepts({.what = "its defaults", .set = further()});
+  expect_accepts({.what = "Hugging Face's name", .set = {"model.num_nextn_predict_layers=1"}});
+  expect_accepts(
+      {.what = "a repeated layer", .set = further({"model.mtp_use_repeated_layer=true"})});
+  expect_warning({.what = "a factor alone", .set = {"model.mtp_loss_scaling_factor=0.3"}},
+                 "model.mtp_loss_scaling_factor", "mtp_num_layers is 0");
+  expect_error({.what = "learned positions", .set = further({"model.architecture=gpt2"})}, field,
+               "learned positions");
+  expect_error(
+      {.what = "8 bits", .set = further({"mixed_precision.fp8=hybrid", "debug.emulate_fp8=true"})},
+      field, "8-bit");
+  expect_error({.what = "adapters", .set = further({"peft.dim=4"})}, field, "adapters");
+}
+
 TEST_CASE("batches and the learning rate's schedule must fit the run") {
   expect_error({.what = "batch", .set = {"train.global_batch_size=5", "train.micro_batch_size=2"}},
                "train.global_batch_size", "not a multiple");

@@ -228,6 +228,26 @@ TEST_CASE("recomputation costs the FLOPs of what backward runs again") {
               {"recompute=selective", "recompute.modules=[moe_act]"}) == 0);
 }
 
+TEST_CASE(
+    "multi-token prediction counts its layers, and the output layer once more for each depth") {
+  const auto plan_of = [](const Overrides& set) {
+    return planned(ready("llama3_8b", 64, set)).plan;
+  };
+  const RunPlan without = plan_of({}), two = plan_of({"model.mtp_num_layers=2"}),
+                again = plan_of({"model.mtp_num_layers=2", "model.mtp_use_repeated_layer=true"});
+  const double H = 4096, output = without.parameters.output,
+               layer = without.parameters.dense.total(), further = 2 * H * H + 3 * H;
+  CHECK(two.parameters.total() - without.parameters.total() == Approx(2 * (layer + further)));
+  CHECK(again.parameters.total() - without.parameters.total() == Approx(layer + further));
+  const double flops = 2 * 6 * (layer + further + output);
+  CHECK(two.token_cost.matmul_flops - without.token_cost.matmul_flops == Approx(flops));
+  CHECK(again.token_cost.matmul_flops == Approx(two.token_cost.matmul_flops));
+  CHECK(two.token_cost.attention_flops_per_position ==
+        Approx(without.token_cost.attention_flops_per_position * 34 / 32));
+  CHECK(again.token_cost.attention_flops_per_position ==
+        Approx(two.token_cost.attention_flops_per_position));
+}
+
 TEST_CASE("the row of recomputation has its cost") {
   const auto text = [](const Overrides& set) {
     return planned(ready("llama3_8b", 64, set)).plan.text.recompute;

@@ -83,6 +83,14 @@ void check_ranks(const LoaderOptions& o) {
            o.dp_size);
 }
 
+void resize_further(Batch& batch, size_t tokens) {
+  for (Batch::Further& f : batch.further) f.input.resize(tokens, 0), f.label.resize(tokens, -1);
+}
+
+int64_t count_unmasked(const std::vector<int32_t>& labels) {
+  return int64_t(labels.size()) - std::ranges::count(labels, -1);
+}
+
 // Appends tokens of the full sequence, and padding, to a rank's share.
 class Share {
  public:
@@ -96,6 +104,10 @@ class Share {
     part(whole_.input, share_.input);
     part(whole_.label, share_.label);
     part(whole_.position, share_.position);
+    for (size_t k = 0; k < whole_.further.size(); ++k) {
+      part(whole_.further[k].input, share_.further[k].input);
+      part(whole_.further[k].label, share_.further[k].label);
+    }
     if (!whole_.pack.empty()) part(whole_.pack, share_.pack);
     if (whole_.valid.empty())
       share_.valid.resize(share_.input.size(), 1);
@@ -110,6 +122,7 @@ class Share {
     share_.label.resize(all, -1);
     share_.position.resize(all, 0);
     share_.valid.resize(all, 0);
+    resize_further(share_, all);
     if (!whole_.pack.empty()) share_.pack.resize(all, 0);
   }
 
@@ -132,6 +145,7 @@ class Share {
 Batch share_of_batch(const Batch& whole, int64_t rank, int64_t ranks, int64_t multiple) {
   const int64_t chunks = 2 * ranks;
   Batch share{.B = whole.B, .packs = whole.packs};
+  share.further.resize(whole.further.size());
   Share to(whole, share);
   int64_t first = 0;
   for (const int64_t length : whole.documents.empty() ? std::vector{whole.S} : whole.documents) {
@@ -152,8 +166,29 @@ Batch share_of_batch(const Batch& whole, int64_t rank, int64_t ranks, int64_t mu
   to.pad(rest);
   if (rest > 0) share.documents.push_back(rest / 2 * chunks);
   leave_out_if_all_valid(share);
-  share.unmasked = int64_t(share.label.size()) - std::ranges::count(share.label, -1);
+  share.unmasked = count_unmasked(share.label);
+  for (Batch::Further& f : share.further) f.unmasked = count_unmasked(f.label);
   return share;
+}
+
+void add_further_tokens(Batch& whole, int64_t depths) {
+  const auto lengths = whole.documents.empty() ? std::vector{whole.S} : whole.documents;
+  const size_t tokens = whole.input.size();
+  whole.further.clear();
+  for (int64_t k = 1; k <= depths; ++k) {
+    Batch::Further f;
+    f.input.assign(tokens, 0), f.label.assign(tokens, -1);
+    int64_t first = 0;
+    for (const int64_t length : lengths) {
+      for (int64_t t = first * whole.B; t < (first + length - k) * whole.B; ++t) {
+        const auto later = size_t(t + k * whole.B);
+        f.input[size_t(t)] = whole.input[later], f.label[size_t(t)] = whole.label[later];
+      }
+      first += length;
+    }
+    f.unmasked = count_unmasked(f.label);
+    whole.further.push_back(std::move(f));
+  }
 }
 
 int64_t Batch::tokens() const {
@@ -167,6 +202,7 @@ Batch pad_rows(Batch batch, int64_t multiple) {
   batch.input.resize(size_t(end), 0);
   batch.label.resize(size_t(end), -1);
   batch.valid.resize(size_t(end), 0);
+  resize_further(batch, size_t(end));
   batch.position.resize(size_t(end));
   std::iota(batch.position.end() - rest, batch.position.end(), 0);
   if (batch.packs > 1) batch.pack.resize(size_t(end), 0);

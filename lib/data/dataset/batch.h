@@ -31,6 +31,13 @@ struct Batch {
   int64_t packs = 0;               // how many follow each other; 0: not packed
   std::vector<int32_t> pack;       // (S): the pack of each token; empty: there are not several
   std::vector<PositionRun> runs;   // the positions of a share; empty: all
+  // What multi-token prediction reads at each depth k, from 1: for a token, the input and the label
+  // that are k later. Where the sequence or the document has no such token, 0 and -1.
+  struct Further {
+    std::vector<int32_t> input, label;
+    int64_t unmasked = 0;
+  };
+  std::vector<Further> further;
 
   int64_t samples() const { return packs > 0 ? packs : B; }
   int64_t tokens() const;  // without padding
@@ -45,6 +52,9 @@ struct Batch {
 // masked tokens then makes a packed share a multiple of `multiple`. The share's `runs` number the
 // tokens as in `whole`, and the padding from whole.S upwards; padding counts to the first pack.
 Batch share_of_batch(const Batch& whole, int64_t rank, int64_t ranks, int64_t multiple = 1);
+
+// Fills `further` of a full micro-batch.
+void add_further_tokens(Batch& whole, int64_t depths);
 
 // Appends a document of masked tokens to rows, so that their length is a multiple of `multiple`.
 // Other batches have such a length, and stay as they are.

@@ -119,8 +119,9 @@ Family deepseek_v3() {
           .only = kV3Only,
           .deepseek_v3_router = true,
           .defaults = v3_defaults,
-          .rows = rows(
-              {kTrunk, kInputNorms, kLatentAttention, kMlp, kExperts, kRouterBias, kSharedExperts}),
+          .rows = rows({kTrunk, kInputNorms, kLatentAttention, kMlp, kExperts, kRouterBias,
+                        kSharedExperts, kPrediction}),
+          .copies = rows({kPredictionCopies}),
           .fused = rows({kFusedExperts}),
           .buffers = kRopeBuffers,
           .mtp_layers_key = "num_nextn_predict_layers",

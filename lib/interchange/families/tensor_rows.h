@@ -66,6 +66,17 @@ inline constexpr TensorRow kSharedExperts[] = {
      Rows::up},
     {"layers.{l}.mlp.shared_expert.down.weight", "layers.{l}.mlp.shared_experts.down_proj.weight"}};
 
+// The further tensors of a layer of multi-token prediction, and its copies of what it shares with
+// the model.
+inline constexpr TensorRow kPrediction[] = {
+    {"layers.{l}.mtp.embedding_norm.weight", "layers.{l}.enorm.weight"},
+    {"layers.{l}.mtp.hidden_norm.weight", "layers.{l}.hnorm.weight"},
+    {"layers.{l}.mtp.proj.weight", "layers.{l}.eh_proj.weight"},
+    {"layers.{l}.mtp.final_norm.weight", "layers.{l}.shared_head.norm.weight"}};
+inline constexpr TensorRow kPredictionCopies[] = {
+    {"embedding.weight", "layers.{l}.embed_tokens.weight"},
+    {"output.weight", "layers.{l}.shared_head.head.weight"}};
+
 // transformers 5 computes with one tensor for all experts of a layer.
 inline constexpr TensorRow kFusedExperts[] = {
     {"layers.{l}.mlp.experts.gate_up.weight", "layers.{l}.mlp.experts.gate_up_proj"},

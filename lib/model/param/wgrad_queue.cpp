@@ -9,6 +9,7 @@
 namespace mtrain::model {
 
 void WgradQueue::push(Entry entry) {
+  if (!reports_) entry.completes.clear();
   if (holding_)
     held_.push_back(std::move(entry));
   else
@@ -16,6 +17,10 @@ void WgradQueue::push(Entry entry) {
 }
 
 void WgradQueue::ready(Parameter& p) {
+  if (reports_) complete(p);
+}
+
+void WgradQueue::complete(Parameter& p) {
   if (on_ready_ && !p.frozen) on_ready_(p);
 }
 
@@ -52,7 +57,7 @@ void WgradQueue::hand_over(WgradQueue& other) {
 
 void WgradQueue::finish(Entry& entry) {
   entry.run();
-  for (Parameter* p : entry.completes) ready(*p);
+  for (Parameter* p : entry.completes) complete(*p);
 }
 
 }  // namespace mtrain::model

@@ -28,6 +28,9 @@ class WgradQueue {
   // Says that a gradient which was computed outside the queue is complete. Frozen parameters have
   // none, and are never reported.
   void ready(Parameter& p);
+  // From now on the gradients of pushed entries and of ready() are complete (true), or a later part
+  // of the micro-batch adds to the same ones.
+  void report(bool on) { reports_ = on; }
   // From now on pushed entries wait (true) or run at once (false). Held entries keep waiting.
   void hold(bool on);
   bool holding() const { return holding_; }
@@ -43,10 +46,11 @@ class WgradQueue {
 
  private:
   void finish(Entry& entry);
+  void complete(Parameter& p);
 
   OnReady on_ready_;
   std::deque<Entry> held_;
-  bool holding_ = false;
+  bool holding_ = false, reports_ = true;
 };
 
 }  // namespace mtrain::model

@@ -1,6 +1,7 @@
 // Options of context, tensor and expert parallelism: how the ranks that share a sequence, a layer
 // or its experts divide it.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -11,11 +12,12 @@
 namespace mtrain::plan {
 
 struct ContextOptions {
-  std::vector<ContextMethod> methods;  // one for all layers, or one for each layer
-  std::vector<int64_t> levels;         // sizes of the groups of a2a+p2p, the inner one first
+  std::vector<ContextMethod>
+      methods;                  // one for all layers, or one for each; later layers have the last
+  std::vector<int64_t> levels;  // sizes of the groups of a2a+p2p, the inner one first
 
   ContextMethod of_layer(int64_t layer) const {
-    return methods.size() == 1 ? methods[0] : methods.at(size_t(layer));
+    return methods[std::min(size_t(layer), methods.size() - 1)];
   }
   bool uses(ContextMethod method) const {
     for (const ContextMethod m : methods)

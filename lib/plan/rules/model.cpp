@@ -332,10 +332,33 @@ void validate_latent_attention(const Recipe& r, Diagnostics& diagnostics) {
                       "latent attention rotates qk_rope_head_dim elements",
                       "leave rotary_percent out");
 }
+
+void validate_token_prediction(const Recipe& r, Diagnostics& diagnostics) {
+  const char* depths = "model.mtp_num_layers";
+  if (r.model.mtp_num_layers == 0) {
+    for (const char* field : {"model.mtp_loss_scaling_factor", "model.mtp_use_repeated_layer"})
+      if (r.given(field))
+        diagnostics.warn(field,
+                         "is ignored: mtp_num_layers is 0, so no further tokens are predicted",
+                         "set model.mtp_num_layers: 1 or more, or leave it out");
+    return;
+  }
+  diagnostics.require(r.model.position_embedding == recipe::PositionEmbedding::rope,
+                      {depths, "model.position_embedding"},
+                      "multi-token prediction is not supported with learned positions",
+                      "set position_embedding: rope");
+  diagnostics.require(
+      r.mixed_precision.fp8 == recipe::Fp8Format::none, {depths, "mixed_precision.fp8"},
+      "multi-token prediction is not supported with 8-bit GEMMs", "leave mixed_precision.fp8 out");
+  diagnostics.require(!r.peft.on(), {depths, "peft.dim"},
+                      "multi-token prediction is not supported with adapters",
+                      "set model.mtp_num_layers: 0, or leave peft out");
+}
 }  // namespace
 
 void validate_model(const Recipe& r, Diagnostics& diagnostics) {
   validate_latent_attention(r, diagnostics);
+  validate_token_prediction(r, diagnostics);
   check_query_groups(r, diagnostics);
   validate_heads(r, diagnostics);
   validate_positions(r, diagnostics);

@@ -51,10 +51,10 @@ void check_split(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
                   l.stages, units));
   if (p.layout || p.first_rank_layers || p.last_rank_layers || units < l.stages) return;
   if (units != r.model.num_layers)
-    diagnostics.resolved(
-        "distributed.pipeline",
-        fmt::format("{} layers over {} stages: the first has {}, the last {}", r.model.num_layers,
-                    l.stages, l.layers_of_stage.front(), l.layers_of_stage.back()));
+    diagnostics.resolved("distributed.pipeline",
+                         fmt::format("{} layers over {} stages: the first has {}, the last {}",
+                                     r.model.num_layers, l.stages, l.layers_of_stage.front(),
+                                     l.layers_of_stage.back() - r.model.mtp_layers()));
   else if (units % l.stages != 0)
     diagnostics.resolved(
         "distributed.pipeline",
@@ -95,19 +95,23 @@ void check_layout_string(const Recipe& r, const Layout& l, Diagnostics& diagnost
   const auto& p = r.distributed.pipeline;
   if (!p.layout) return;
   const char* field = "distributed.pipeline.layout";
-  std::vector<int64_t> layers;
+  PipelineLayout layout;
   std::string reason;
   const char* form = "write stages separated by |, such as Et*4|t*5|t*5|t*4L";
-  if (!parse_pipeline_layout(*p.layout, layers, reason)) {
+  if (!parse_pipeline_layout(*p.layout, layout, reason)) {
     diagnostics.add(field, reason, form);
     return;
   }
   int64_t sum = 0;
-  for (int64_t n : layers) sum += n;
-  const auto stages = int64_t(layers.size());
+  for (int64_t n : layout.layers_of_stage) sum += n;
+  const auto stages = int64_t(layout.layers_of_stage.size());
   diagnostics.require(sum == r.model.num_layers, {field, "model.num_layers"},
                       fmt::format("holds {} layers, but the model has {}", sum, r.model.num_layers),
                       "each t is one layer");
+  diagnostics.require(layout.predictions == r.model.mtp_num_layers, {field, "model.mtp_num_layers"},
+                      fmt::format("has the letter m {} times, but mtp_num_layers is {}",
+                                  layout.predictions, r.model.mtp_num_layers),
+                      "write an m for each, before the L of the last stage");
   diagnostics.require(stages % l.pp == 0, {field, "distributed.pp_size"},
                       fmt::format("has {} stages, which pp_size {} does not divide", stages, l.pp),
                       form);

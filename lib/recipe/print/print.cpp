@@ -99,6 +99,11 @@ bool in_force(const SchemaRow& row, const Recipe& r) {
        {std::pair("dataset.train_samples.", &r.dataset.train_samples),
         std::pair("dataset.validation_samples.", &r.dataset.validation_samples)})
     if (below(section) && !samples->on()) return false;
+  // Without multi-token prediction, the rules warn about its settings.
+  if (r.model.mtp_num_layers == 0)
+    for (const char* field :
+         {"model.mtp_num_layers", "model.mtp_loss_scaling_factor", "model.mtp_use_repeated_layer"})
+      if (row.path == field) return false;
   // Earlier versions read the printed recipes of checkpoints, and do not know these fields.
   if (row.path == "model.ignore_keys" && r.model.ignore_keys.empty()) return false;
   for (const char* field :

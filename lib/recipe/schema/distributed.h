@@ -82,7 +82,8 @@ struct PipelineConfig {
              .min = 1}},
       Field{"layout",
             &PipelineConfig::layout,
-            "what each stage holds, such as Et*4|t*5|t*5|t*4L",
+            "what each stage holds, such as Et*4|t*5|t*5|t*4L; m before L: a depth of multi-token "
+            "prediction",
             {.aliases = "model.pipeline_model_parallel_layout"}},
       Field{"account_for_embedding",
             &PipelineConfig::account_for_embedding,

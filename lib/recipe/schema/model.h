@@ -1,5 +1,6 @@
 // model: the shape of the network.
 #pragma once
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -287,6 +288,9 @@ struct ModelConfig {
   double init_method_std = 0.02;
   bool multi_latent_attention = false;
   std::optional<int64_t> q_lora_rank;
+  int64_t mtp_num_layers = 0;
+  double mtp_loss_scaling_factor = 0.1;
+  bool mtp_use_repeated_layer = false;
   int64_t kv_lora_rank = 512, qk_nope_head_dim = 128, qk_rope_head_dim = 64, v_head_dim = 128;
   std::optional<int64_t> window_size;
   std::vector<int64_t> window_attn_skip_freq{0};
@@ -303,6 +307,10 @@ struct ModelConfig {
   }
   int64_t rotary_dim() const {
     return multi_latent_attention ? qk_rope_head_dim : int64_t(double(head_dim()) * rotary_percent);
+  }
+  // The layers of multi-token prediction, which follow the num_layers others.
+  int64_t mtp_layers() const {
+    return mtp_use_repeated_layer ? std::min<int64_t>(1, mtp_num_layers) : mtp_num_layers;
   }
   bool gated() const { return is_gated(activation); }
   int64_t ffn_size() const;  // gated: 8/3 of the hidden size rounded up to 64; else 4 times
@@ -481,6 +489,18 @@ struct ModelConfig {
             &ModelConfig::v_head_dim,
             "latent attention: elements of a value head",
             {.min = 1, .max = 1 << 16}},
+      Field{"mtp_num_layers",
+            &ModelConfig::mtp_num_layers,
+            "multi-token prediction: tokens that are predicted beyond the next one, each by a "
+            "layer like the last one; training alone runs these layers",
+            {.aliases = "model.num_nextn_predict_layers", .min = 0, .max = 64}},
+      Field{"mtp_loss_scaling_factor",
+            &ModelConfig::mtp_loss_scaling_factor,
+            "multi-token prediction: factor of the mean of the depths' losses, which is added to "
+            "the loss",
+            {.min = 0}},
+      Field{"mtp_use_repeated_layer", &ModelConfig::mtp_use_repeated_layer,
+            "multi-token prediction: one layer predicts all further tokens, instead of one each"},
       Field{"window_size",
             &ModelConfig::window_size,
             "sliding window: a token attends to this many tokens, itself included",
