@@ -280,9 +280,15 @@ void validate_latent_attention(const Recipe& r, Diagnostics& diagnostics) {
   const recipe::ModelConfig& m = r.model;
   const char* on = "model.multi_latent_attention";
   if (!m.multi_latent_attention) {
+    const Recipe defaults;
+    // A saved recipe has all fields; those that nothing changed have their defaults.
+    const auto changed = [&](const char* field) {
+      const recipe::SchemaRow* row = recipe::find_row(field);
+      return r.given(field) && row->show(r) != row->show(defaults);
+    };
     for (const char* field : {"model.q_lora_rank", "model.kv_lora_rank", "model.qk_nope_head_dim",
                               "model.qk_rope_head_dim", "model.v_head_dim"})
-      diagnostics.require(!r.given(field), {field, on},
+      diagnostics.require(!changed(field), {field, on},
                           "belongs to latent attention, but multi_latent_attention is false",
                           "set model.multi_latent_attention: true, or remove it");
     return;
