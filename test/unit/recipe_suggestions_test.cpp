@@ -157,7 +157,7 @@ TEST_CASE("another version or family is never suggested for a model") {
     return only_hint({.set = {"model.architecture=" + family}});
   };
   for (const char* family :
-       {"deepseek_v3", "deepseek_v2", "deepseek_mla", "qwen4", "gemma4", "llama4", "glm5_moe"}) {
+       {"deepseek_v4", "deepseek_v32", "deepseek_mla", "qwen4", "gemma4", "llama4", "glm5_moe"}) {
     INFO(family);
     CHECK_THAT(hint(family), !Contains("did you mean") && Contains("llama, gpt2"));
   }
@@ -172,7 +172,7 @@ TEST_CASE("another version or family is never suggested for a model") {
     return diagnostics.text(Severity::error);
   };
   CHECK_THAT(ready("llama4_8b"), !Contains("did you mean"));
-  CHECK_THAT(ready("deepseek_v3"), !Contains("did you mean"));
+  CHECK_THAT(ready("deepseek_v4"), !Contains("did you mean"));
   CHECK_THAT(ready("llama3_9b"), Contains("did you mean llama3_8b"));
 }
 
