@@ -25,7 +25,7 @@ struct AttentionDecode {
   int64_t value_dim() const { return Dv > 0 ? Dv : D; }
 };
 // The largest D of the CUDA kernel.
-constexpr int64_t kDecodeMaxHeadDim = 512;
+constexpr int64_t kDecodeMaxHeadDim = 576;
 
 namespace cpu {
 void run(const AttentionDecode&);

@@ -14,9 +14,9 @@ struct Rope {
   ConstSpan cos_PR, sin_PR;  // fp32 (positions, R): the angles of a position, already scaled
   ConstSpan position_T;      // int32, in [0, positions)
   int64_t T, heads, D, R, token_stride;
-  bool backward = false;  // rotates by the negative angle
-  int64_t first = 0;
-  bool interleaved = false;  // on a GPU neither `first` nor this is supported
+  bool backward = false;     // rotates by the negative angle
+  int64_t first = 0;         // on a GPU other than 0 only with interleaved elements
+  bool interleaved = false;  // on a GPU without amax
   Span amax = {};            // optional, fp32, one element: becomes max(amax, largest finite |x|)
 };
 

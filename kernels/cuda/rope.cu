@@ -46,11 +46,39 @@ __global__ void __launch_bounds__(kFlatThreads, 4)
   if constexpr (AMAX) raise_amax_alone(amax, most);
 }
 
+// A thread has a pair of neighbours of a head.
+template <class T>
+__global__ void rope_pairs(T* x, const float* cos_PR, const float* sin_PR,
+                           const int32_t* position_T, int64_t pairs, int heads, int64_t D, int R,
+                           int64_t token_stride, float sign) {
+  wait_for_previous_kernel();
+  for_vectors<1>(pairs, [&](auto, int64_t i) {
+    const int64_t t = i / (int64_t(heads) * R), head = i / R % heads, lane = i % R;
+    T* const pair = x + t * token_stride + head * D + 2 * lane;
+    const int64_t angle = int64_t(position_T[t]) * R + lane;
+    const float c = cos_PR[angle], s = sign * sin_PR[angle];
+    const float u = load_one(pair), v = load_one(pair + 1);
+    store_one(pair, u * c - v * s);
+    store_one(pair + 1, v * c + u * s);
+  });
+}
+
+void run_interleaved(const Rope& a, CUstream_st* stream) {
+  const int64_t pairs = a.T * a.heads * a.R;
+  with_float(a.x.dtype, [&]<class T>() {
+    MT_LAUNCH_DEPENDENT((rope_pairs<T>), flat_blocks(pairs, 1), kFlatThreads, 0, stream,
+                        data<T>(a.x) + a.first, data<float>(a.cos_PR), data<float>(a.sin_PR),
+                        data<int32_t>(a.position_T), pairs, int(a.heads), a.D, int(a.R),
+                        a.token_stride, a.backward ? -1.0f : 1.0f);
+  });
+}
+
 }  // namespace
 
 void run(const Rope& a, CUstream_st* stream) {
   const int D = int(a.D), R = int(a.R), heads = int(a.heads);
   if (a.T <= 0 || heads <= 0 || R <= 0) return;
+  if (a.interleaved) return run_interleaved(a, stream);
   with_float(a.x.dtype, [&]<class T>() {
     const bool vectors = aligned({a.x.data, a.cos_PR.data, a.sin_PR.data}) && R % kVector<T> == 0 &&
                          D % kVector<T> == 0 && a.token_stride % kVector<T> == 0;

@@ -10,7 +10,7 @@ std::vector<std::vector<float>> CachedModel::forward(const std::vector<Piece>& p
   std::vector<NewTokens> rows;
   std::vector<int64_t> last;
   for (const Piece& p : pieces) {
-    rows.push_back({p.slot, p.first, int64_t(p.ids.size())});
+    rows.push_back({p.slot, p.first, int64_t(p.ids.size()), p.of_prompt});
     ids.insert(ids.end(), p.ids.begin(), p.ids.end());
     for (size_t i = 0; i < p.ids.size(); ++i) positions.push_back(int32_t(p.first + int64_t(i)));
     last.push_back(int64_t(ids.size()) - 1);

@@ -13,6 +13,7 @@ struct Piece {
   int64_t slot;   // the sequence's slot of the cache
   int64_t first;  // position of the first token; the positions before it are already in this slot
   std::span<const int32_t> ids;
+  bool of_prompt = false;  // as in NewTokens
 };
 
 class CachedModel {

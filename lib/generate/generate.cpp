@@ -98,7 +98,9 @@ class Generation {
     Piece piece;
   };
   static Work work_on(Sequence& s, int64_t count) {
-    return {&s, {s.slot, s.computed, std::span(s.ids).subspan(size_t(s.computed), size_t(count))}};
+    return {&s,
+            {s.slot, s.computed, std::span(s.ids).subspan(size_t(s.computed), size_t(count)),
+             in_prompt(s)}};
   }
   // Fills a forward with parts of prompts, in the order of requests.
   std::vector<Work> prompt_pieces() {

@@ -243,6 +243,13 @@ bool names_layers(const Family& family, const ModelConfig& m) {
 
 // Refuses sizes that contradict each other; messages name the keys of config.json. The rules of a
 // recipe check the same, but a folder may be read without a recipe.
+// Returns at least as many as the weights of all latents, and of the values that are expanded.
+double latent_elements(const ModelConfig& m) {
+  const double latents = double(m.q_lora_rank.value_or(0)) + double(m.kv_lora_rank),
+               heads = double(m.num_attention_heads) * double(m.head_dim() + m.v_head_dim);
+  return double(m.num_layers) * (latents + double(m.hidden_size)) * (heads + latents);
+}
+
 void check_sizes(const ModelConfig& m, const std::filesystem::path& file) {
   const std::string_view model_type = enum_name(m.architecture);
   const Family* family = find_family(model_type);
@@ -260,6 +267,11 @@ void check_sizes(const ModelConfig& m, const std::filesystem::path& file) {
   require(m.num_attention_heads % m.kv_heads() == 0,
           fmt::format("{} {} is not a multiple of {} {}", key("model.num_attention_heads"),
                       m.num_attention_heads, key("model.num_query_groups"), m.kv_heads()));
+  const bool latent = m.multi_latent_attention;
+  require(!latent || m.num_attention_heads == m.kv_heads(),
+          fmt::format("{} {} differs from {} {}, but in latent attention each query head has keys",
+                      key("model.num_attention_heads"), m.num_attention_heads,
+                      key("model.num_query_groups"), m.kv_heads()));
   if (any_experts(m))
     require(m.moe.router_topk <= m.moe.num_experts,
             fmt::format("{} {} is more than {} {}", key("model.moe.router_topk"), m.moe.router_topk,
@@ -274,7 +286,8 @@ void check_sizes(const ModelConfig& m, const std::filesystem::path& file) {
       std::max(double(m.ffn_size()), double(std::max(expert_ffn(m), shared_ffn(m))));
   const double elements =
       (double(m.vocab_size) + double(m.max_position_embeddings.value_or(0))) * hidden +
-      double(m.num_layers) * hidden * (4 * heads * double(m.head_dim()) + 4 * experts * widest);
+      double(m.num_layers) * hidden * (4 * heads * double(m.head_dim()) + 4 * experts * widest) +
+      (latent ? latent_elements(m) : 0);
   require(elements < 0x1p60, fmt::format("its sizes make a model of {:.0e} parameters", elements));
   const recipe::RopeScalingConfig& s = m.rope_scaling;
   if (s.type != recipe::RopeScalingType::longrope) return;

@@ -20,6 +20,10 @@ class LocalAttention : public AttentionCore {
     return ops::attention_backward(step.compute, dims(step), kept.qkv_TN, step.seq.cu_seqlens,
                                    {forward.out_TN.plain, kept.lse}, dout_TN, to, qk_last);
   }
+  bool set_input(CoreResult& forward, const Tensor& qkv_TN) override {
+    std::any_cast<Kept&>(forward.kept).qkv_TN = qkv_TN;
+    return true;
+  }
 
  private:
   struct Kept {

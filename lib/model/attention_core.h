@@ -42,6 +42,10 @@ class AttentionCore {
   // no kernel changes the gradients of q and k later.
   virtual ops::Written backward(Step& step, const CoreResult& forward, const Tensor& dout_TN,
                                 const ops::Destination& to, bool qk_last) = 0;
+  // Replaces the qkv_TN that `forward` keeps for backward: an absent tensor drops it, and the
+  // caller sets the same numbers before backward. Returns false if the core keeps another tensor
+  // instead.
+  virtual bool set_input(CoreResult& /*forward*/, const Tensor& /*qkv_TN*/) { return false; }
 };
 // The core for a rank that has all positions of its sequences.
 std::unique_ptr<AttentionCore> local_attention(const HeadConfig& heads);

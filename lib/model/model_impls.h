@@ -9,6 +9,7 @@
 #include "base/route_pattern.h"
 #include "model/attention_core.h"
 #include "model/experts/token_dispatcher.h"
+#include "model/latent_core.h"
 #include "model/quantizer.h"
 #include "model/tensor_parallel.h"
 
@@ -18,6 +19,9 @@ struct ModelImpls {
   std::shared_ptr<TensorParallel> tensor = std::make_shared<TensorParallel>();
   // Makes the attention core of a layer; empty: local_attention().
   std::function<std::unique_ptr<AttentionCore>(const HeadConfig&, int64_t layer)> attention_core;
+  // Makes what a layer with latent attention uses instead of an attention core; empty: its latents
+  // are expanded, and attention_core computes with them.
+  std::function<std::unique_ptr<LatentCore>(const LatentConfig&, int64_t layer)> latent_core;
   // Rows of the vocabulary's tables over all ranks of `tensor`; those beyond the vocabulary are
   // padding. 0: the vocabulary's.
   int64_t padded_vocab = 0;

@@ -9,6 +9,8 @@ struct Recompute {
   // Selective recomputation, of every layer's attention core and MLP, and of its norms. `norms`
   // adds those of queries and keys if the core that reads them is computed again.
   bool attention_core = false, norms = false, mlp = false;
+  // The queries, keys and values of latent attention, from the latents, which are kept.
+  bool latent_up = false;
   // In layers with experts: the experts with their rows, but not the router's choices; only the
   // experts' activation; and the shared expert.
   bool experts = false, experts_act = false, shared_expert = false;

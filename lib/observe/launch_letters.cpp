@@ -47,6 +47,7 @@ struct Kind {
 // The first matching row counts.
 constexpr std::array kKinds{Kind{"matmul", 'm'},
                             Kind{"attention", 'a'},
+                            Kind{"latent_", 'a'},
                             Kind{"norm", 'n'},
                             Kind{"head_norm", 'n'},
                             Kind{"rope", 'r'},

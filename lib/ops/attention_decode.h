@@ -20,4 +20,10 @@ struct DecodeDims {
 Tensor attention_decode(Stream& stream, const DecodeDims& dims, const Tensor& qkv_TN,
                         const Tensor& cache_RN, const Tensor& start_T, const Tensor& end_T);
 
+// The same for latent attention, with A query heads and one shared head of keys: a row of the
+// cache, of D elements, is a key, and its first Dv elements are the value. The rows of q_TN have A
+// D elements. `dims` has G = 1.
+Tensor attention_decode_latent(Stream& stream, const DecodeDims& dims, const Tensor& q_TN,
+                               const Tensor& cache_RD, const Tensor& start_T, const Tensor& end_T);
+
 }  // namespace mtrain::ops

@@ -77,4 +77,15 @@ void copy_blocks(Stream& stream, const Tensor& from_TN, const Tensor& to_TN,
                               .blocks = std::move(blocks)});
 }
 
+Tensor copy_columns(Stream& stream, const Tensor& x_TN, int64_t first, int64_t count) {
+  const int64_t T = x_TN.dim(0);
+  Tensor columns = Tensor::empty(stream, {T, count}, x_TN.dtype());
+  copy_blocks(stream, x_TN, columns, {{0, first, 0, 0, T, count}});
+  return columns;
+}
+
+void put_columns(Stream& stream, const Tensor& x_TM, const Tensor& into_TN, int64_t column) {
+  copy_blocks(stream, x_TM, into_TN, {{0, 0, 0, column, x_TM.dim(0), x_TM.dim(1)}});
+}
+
 }  // namespace mtrain::ops

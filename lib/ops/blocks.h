@@ -33,4 +33,9 @@ std::vector<CopyBlock> inverse(std::vector<CopyBlock> blocks);
 void copy_blocks(Stream& stream, const Tensor& from_TN, const Tensor& to_TN,
                  std::vector<CopyBlock> blocks);
 
+// Returns a copy of the columns [first, first + count).
+Tensor copy_columns(Stream& stream, const Tensor& x_TN, int64_t first, int64_t count);
+// Writes x_TM into the columns of into_TN that start at `column`.
+void put_columns(Stream& stream, const Tensor& x_TM, const Tensor& into_TN, int64_t column);
+
 }  // namespace mtrain::ops

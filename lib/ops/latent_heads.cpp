@@ -5,30 +5,46 @@
 
 MT_KERNEL(LatentHeadsForward)
 MT_KERNEL(LatentHeadsBackward)
+MT_KERNEL(LatentQueries)
+MT_KERNEL(LatentValues)
 
 namespace mtrain::ops {
 
-Tensor latent_heads(Stream& stream, const LatentDims& d, const Tensor& q_TN, const Tensor& kv_TN,
-                    const Tensor& shared_TR) {
-  const int64_t T = q_TN.dim(0);
-  MT_FLOAT("latent_heads", q_TN);
-  MT_SHAPE("latent_heads", q_TN, {T, d.A * d.D()});
+namespace {
+// `q_TN` may be absent.
+Tensor join_heads(Stream& stream, const LatentDims& d, const Tensor& q_TN, const Tensor& kv_TN,
+                  const Tensor& shared_TR) {
+  const int64_t T = kv_TN.dim(0);
+  MT_FLOAT("latent_heads", kv_TN);
   MT_SHAPE("latent_heads", kv_TN, {T, d.A * (d.N + d.V)});
   MT_SHAPE("latent_heads", shared_TR, {T, d.R});
-  MT_DTYPE("latent_heads", kv_TN, q_TN.dtype());
-  MT_DTYPE("latent_heads", shared_TR, q_TN.dtype());
-  Tensor qkv_TN = Tensor::empty(stream, {T, d.qkv_width()}, q_TN.dtype());
+  MT_DTYPE("latent_heads", shared_TR, kv_TN.dtype());
+  const int64_t width = d.qkv_width() - (q_TN ? 0 : d.A * d.D());
+  Tensor rows_TN = Tensor::empty(stream, {T, width}, kv_TN.dtype());
   enqueue(stream, "latent_heads_fwd",
-          kernels::LatentHeadsForward{.q_TN = q_TN,
+          kernels::LatentHeadsForward{.q_TN = q_TN ? ConstSpan(q_TN) : ConstSpan(),
                                       .kv_TN = kv_TN,
                                       .shared_TR = shared_TR,
-                                      .qkv_TN = qkv_TN,
+                                      .qkv_TN = rows_TN,
                                       .T = T,
                                       .A = d.A,
                                       .N = d.N,
                                       .R = d.R,
                                       .V = d.V});
-  return qkv_TN;
+  return rows_TN;
+}
+}  // namespace
+
+Tensor latent_heads(Stream& stream, const LatentDims& d, const Tensor& q_TN, const Tensor& kv_TN,
+                    const Tensor& shared_TR) {
+  MT_SHAPE("latent_heads", q_TN, {kv_TN.dim(0), d.A * d.D()});
+  MT_DTYPE("latent_heads", q_TN, kv_TN.dtype());
+  return join_heads(stream, d, q_TN, kv_TN, shared_TR);
+}
+
+Tensor latent_keys_values(Stream& stream, const LatentDims& d, const Tensor& kv_TN,
+                          const Tensor& shared_TR) {
+  return join_heads(stream, d, {}, kv_TN, shared_TR);
 }
 
 LatentGradients latent_heads_backward(Stream& stream, const LatentDims& d, const Tensor& dqkv_TN) {
@@ -50,6 +66,47 @@ LatentGradients latent_heads_backward(Stream& stream, const LatentDims& d, const
                                        .R = d.R,
                                        .V = d.V});
   return g;
+}
+
+Tensor latent_queries(Stream& stream, const LatentDims& d, const Tensor& q_TN,
+                      const Tensor& weight_NC) {
+  const int64_t T = q_TN.dim(0), C = weight_NC.dim(1);
+  MT_FLOAT("latent_queries", q_TN);
+  MT_SHAPE("latent_queries", q_TN, {T, d.A * d.D()});
+  MT_SHAPE("latent_queries", weight_NC, {d.A * (d.N + d.V), C});
+  MT_DTYPE("latent_queries", weight_NC, q_TN.dtype());
+  Tensor out_TN = Tensor::empty(stream, {T, d.A * (C + d.R)}, q_TN.dtype());
+  enqueue(stream, "latent_queries",
+          kernels::LatentQueries{.q_TN = q_TN,
+                                 .weight_NC = weight_NC,
+                                 .out_TN = out_TN,
+                                 .T = T,
+                                 .A = d.A,
+                                 .N = d.N,
+                                 .R = d.R,
+                                 .V = d.V,
+                                 .C = C});
+  return out_TN;
+}
+
+Tensor latent_values(Stream& stream, const LatentDims& d, const Tensor& x_TN,
+                     const Tensor& weight_NC) {
+  const int64_t T = x_TN.dim(0), C = weight_NC.dim(1);
+  MT_FLOAT("latent_values", x_TN);
+  MT_SHAPE("latent_values", x_TN, {T, d.A * C});
+  MT_SHAPE("latent_values", weight_NC, {d.A * (d.N + d.V), C});
+  MT_DTYPE("latent_values", weight_NC, x_TN.dtype());
+  Tensor out_TN = Tensor::empty(stream, {T, d.A * d.V}, x_TN.dtype());
+  enqueue(stream, "latent_values",
+          kernels::LatentValues{.x_TN = x_TN,
+                                .weight_NC = weight_NC,
+                                .out_TN = out_TN,
+                                .T = T,
+                                .A = d.A,
+                                .N = d.N,
+                                .V = d.V,
+                                .C = C});
+  return out_TN;
 }
 
 }  // namespace mtrain::ops

@@ -15,10 +15,21 @@ struct LatentDims {
 // that all keys of a token share.
 Tensor latent_heads(Stream& stream, const LatentDims& dims, const Tensor& q_TN, const Tensor& kv_TN,
                     const Tensor& shared_TR);
+// Returns the keys and values alone (T, A (D + V)).
+Tensor latent_keys_values(Stream& stream, const LatentDims& dims, const Tensor& kv_TN,
+                          const Tensor& shared_TR);
 struct LatentGradients {
   Tensor dq_TN, dkv_TN, dshared_TR;
 };
 LatentGradients latent_heads_backward(Stream& stream, const LatentDims& dims,
                                       const Tensor& dqkv_TN);
+
+// Returns queries that attend to latents (T, A (C + R)), from q (T, A D) and the weight (A (N + V),
+// C) that expands a latent of C elements.
+Tensor latent_queries(Stream& stream, const LatentDims& dims, const Tensor& q_TN,
+                      const Tensor& weight_NC);
+// Returns values (T, A V) from weighted sums of latents (T, A C).
+Tensor latent_values(Stream& stream, const LatentDims& dims, const Tensor& x_TN,
+                     const Tensor& weight_NC);
 
 }  // namespace mtrain::ops

@@ -1,6 +1,5 @@
 #include "ops/rope.h"
 
-#include "base/error.h"
 #include "kernels/rope.h"
 #include "ops/enqueue.h"
 
@@ -47,9 +46,6 @@ void rope(Stream& stream, const Written& written, const Tensor& cos_PR, const Te
 void rope_interleaved(Stream& stream, const Tensor& x_TN, const Tensor& cos_PR,
                       const Tensor& sin_PR, const Tensor& position_T, int64_t heads, int64_t D,
                       bool backward) {
-  if (stream.device().is_cuda())
-    throw UserError("interleaved rotary positions on a GPU",
-                    "latent attention does not run on CUDA yet: set train.device: cpu");
   enqueue_rope(stream, x_TN, {}, cos_PR, sin_PR, position_T, heads, D, backward, true);
 }
 

@@ -17,6 +17,9 @@ struct AttentionWork {
   // Context parallelism adds the gradients of blocks of keys up in fp32: those of the queries, and
   // those of the keys, too, if it has gathered the keys.
   bool blocks = false, gathered = false;
+  // Bytes of an element of operands that are copied to heads of D elements, because values
+  // differ from keys in size; 0: none are.
+  int64_t padded = 0;
 };
 
 // Above this, a backward of fixed order computes some of the heads at a time.
@@ -44,8 +47,14 @@ constexpr int64_t cudnn_form_workspace(const AttentionWork& w) {
   return lse + 4 * q + (w.gathered ? 2 * 4 * kv : 0);
 }
 
-// Returns bytes.
-constexpr int64_t attention_workspace(const AttentionWork& w) {
+// Returns the bytes of v, dv, out and dout in heads of D elements.
+constexpr int64_t padding_workspace(const AttentionWork& w) {
+  const int64_t of_dv = w.blocks && w.padded > 0 ? 4 : w.padded;
+  return w.D * (w.keys * w.G * (w.padded + of_dv) + w.rows * w.A * 2 * w.padded);
+}
+
+// Returns bytes, without those of padding.
+constexpr int64_t unpadded_workspace(const AttentionWork& w) {
   const int64_t own_kernels = 4 * w.rows * w.A;  // row sums of out * dout
   if (!w.cudnn) return own_kernels;
   // The scores of documents depend on how many and how long they are; the limit is the bound.
@@ -56,6 +65,11 @@ constexpr int64_t attention_workspace(const AttentionWork& w) {
     if (!w.fixed_order || plan <= kCudnnWorkspaceLimit) return plan + cudnn_form_workspace(w);
   }
   return own_kernels;  // one kv head is too many
+}
+
+// Returns bytes.
+constexpr int64_t attention_workspace(const AttentionWork& w) {
+  return unpadded_workspace(w) + padding_workspace(w);
 }
 
 }  // namespace mtrain::plan

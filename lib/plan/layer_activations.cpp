@@ -90,9 +90,12 @@ Count LayerActivations::kept_per_token(bool moe) const {
                          : heads + kv_width() / Count(attention_.head_dim + attention_.value_dim());
   const Count statistics = norms * (plan_.model.norm.kind == NormKind::layer ? 2 : 1) +
                            (core ? 0 : heads) + (normalized ? rows : 0);
-  const Count attention = kept_of_norms() + qkv_width() * (normalized ? 2 : 1) +
+  // Recomputation of latent attention's heads keeps the elements that all keys share.
+  const Count qkv =
+      recompute_.latent_up && attention_.latent ? Count(attention_.latent->rope_dim) : qkv_width();
+  const Count attention = kept_of_norms() + qkv * (normalized ? 2 : 1) +
                           (core ? 0 : attention_width()) + context_kept() +
-                          2 * latent_width();  // before and after their norms
+                          (keeps_norms() ? 2 : 1) * latent_width();  // their norms' inputs, outputs
   Count mlp = kept_of_norms(), expert_rows = 0;
   if (keeps_activation(moe)) mlp += width(false) / tp_;
   if (moe && !recompute_.experts) {
@@ -178,8 +181,17 @@ Count LayerActivations::rest_wgrad_inputs_per_token(bool moe) const {
   const Count router = moe ? residual() * (1 + Count(experts_.count) / hidden()) : 0;
   const Count shared_ffn = moe ? Count(experts_.shared_ffn) : 0;
   const Count shared = shared_ffn > 0 ? hidden() + (inputs(moe) + 1) * shared_ffn / tp_ : 0;
-  return (hidden() + attention_width() + 2 * latent_width() + router + shared) * e_ +
-         qkv_width() * output_gradient(LayerGemm::qkv, attention_.qkv_bias) +
+  Count qkv_inputs = hidden(), qkv_outputs = qkv_width();
+  if (attention_.latent) {
+    // All rows of the latents, the rank's rows of their gradients, and the input of the first
+    // linears, of which a linear that all ranks have takes the rank's rows.
+    const spec::LatentProjections& l = *attention_.latent;
+    qkv_inputs = (l.q_rank > 0 ? residual() : hidden()) + Count(l.q_rank + l.kv_rank) +
+                 latent_width() + Count(l.rope_dim) * residual() / hidden();
+    qkv_outputs -= Count(attention_.heads * l.rope_dim) / tp_;  // of kv_up
+  }
+  return (qkv_inputs + attention_width() + router + shared) * e_ +
+         qkv_outputs * output_gradient(LayerGemm::qkv, attention_.qkv_bias) +
          hidden() * output_gradient(LayerGemm::proj, attention_.proj_bias);
 }
 

@@ -186,7 +186,9 @@ class Estimator {
     const bool parts = plan_.optimizer.muon.per_shard;
     const Count rows_by = parts ? tp_ : 1, expert_by = parts ? Count(l_.expert_tp) : 1;
     const Count H = Count(plan_.model.hidden),
-                AD = Count(attention_.heads) * Count(attention_.head_dim),
+                // With latents, the output projection is larger than the linears of their heads.
+        AD = Count(attention_.latent ? attention_.out_width()
+                                     : attention_.heads * attention_.head_dim),
                 F = mlp && layers_.dense ? Count(mlp->ffn) : 0,
                 expert = experts && layers_.moe ? Count(experts->ffn) : 0,
                 shared = experts && layers_.moe ? Count(experts->shared_ffn) : 0,
@@ -345,16 +347,29 @@ class Estimator {
                  : 4 * adapters_ * Count(std::min(at_once, layers_.all())) / Count(layers_.all());
     return 4 * full_units(at_once, at_once);
   }
+  // The elements of a dense layer's matrices, from the last to the first.
+  std::vector<Count> matrices_from_the_end() const {
+    const Count H = layer_.hidden(), F = layers_.dense ? Count(plan_.model.dense_mlp()->ffn) : 0;
+    std::vector<Count> all{F * H, layer_.inputs(false) * F * H, Count(attention_.out_width()) * H};
+    if (!attention_.latent) {
+      all.push_back(Count(attention_.qkv_width()) * H);
+      return all;
+    }
+    const spec::LatentProjections& l = *attention_.latent;
+    const Count A = Count(attention_.heads), D = Count(attention_.head_dim), C = Count(l.kv_rank);
+    all.push_back(A * (D - Count(l.rope_dim) + Count(attention_.value_dim())) * C);
+    all.push_back((C + Count(l.rope_dim)) * H);
+    all.push_back(A * D * (l.q_rank > 0 ? Count(l.q_rank) : H));
+    if (l.q_rank > 0) all.push_back(Count(l.q_rank) * H);
+    return all;
+  }
   // The largest number of a layer's parameters that are reduced at once. Neighbouring parameters
   // are joined, from the layer's end, until a bucket is full.
   Count largest_piece() const {
     if (layers_.moe) return size_.moe.split / 2;
-    const Count H = layer_.hidden(), A = Count(attention_.out_width()),
-                QKV = Count(attention_.qkv_width()),
-                F = layers_.dense ? Count(plan_.model.dense_mlp()->ffn) : 0;
     const auto bucket = Count(dp_.bucket_size) * tp_;
     Count largest = 0, piece = 0;
-    for (const Count matrix : {F * H, layer_.inputs(false) * F * H, A * H, QKV * H}) {
+    for (const Count matrix : matrices_from_the_end()) {
       piece = piece >= bucket ? matrix : piece + matrix;
       largest = std::max(largest, piece);
     }
@@ -488,15 +503,19 @@ class Estimator {
     // cuDNN supports neither fp32 nor capped scores of packed documents.
     const bool cudnn =
         !plan_.device.own_attention && e_ == 2 && !(packed && attention_.score_cap > 0);
+    // cuDNN computes with these two sizes of heads.
+    const bool both = cudnn && attention_.head_dim == 192 && attention_.value_dim() == 128,
+               padded = attention_.value_dim() != attention_.head_dim && !both;
     return {.rows = rows,
             .keys = rows,
             .sequence = rows / l_.micro_batch,
             .A = heads_here(attention_.heads, ranks) / chunks,
             .G = heads_here(attention_.kv_heads, ranks) / chunks,
-            .D = attention_.head_dim,
+            .D = std::max(attention_.head_dim, attention_.value_dim()),
             .cudnn = cudnn,
             .fixed_order = plan_.device.deterministic,
-            .documents = packed};
+            .documents = packed,
+            .padded = padded ? int64_t(e_) : 0};
   }
   // Attention to the keys of `ranks` ranks: half of the rows at a time if keys are gathered.
   AttentionWork block_work(AttentionWork w, int64_t ranks) const {

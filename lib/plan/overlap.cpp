@@ -210,8 +210,15 @@ class Resolver {
   double matrix_parameters_per_rank() const {
     const auto& m = r_.model;
     const double hidden = double(m.hidden_size), ffn = double(m.ffn_size());
-    const double attention =
-        2 * hidden * double(m.head_dim()) * double(m.num_attention_heads + m.kv_heads());
+    const auto heads = double(m.num_attention_heads);
+    double attention = 2 * hidden * double(m.head_dim()) * (heads + double(m.kv_heads()));
+    if (m.multi_latent_attention) {
+      const auto q_rank = double(m.q_lora_rank.value_or(0)), kv_rank = double(m.kv_lora_rank);
+      attention = hidden * (q_rank + kv_rank + double(m.qk_rope_head_dim)) +
+                  heads * (q_rank > 0 ? q_rank : hidden) * double(m.head_dim()) +
+                  heads * kv_rank * double(m.qk_nope_head_dim + m.v_head_dim) +
+                  heads * hidden * double(m.v_head_dim);
+    }
     const double mlp = (m.gated() ? 3 : 2) * hidden * ffn;
     return double(m.num_layers) * (attention + mlp) / double(l_.tp) / double(l_.pp);
   }

@@ -68,14 +68,24 @@ schedule::PartCost calls(const RunPlan& plan) {
   return {.forward = each, .backward = each};
 }
 
-// Returns the weights of a layer's attention.
-double attention_weights(const spec::GroupedAttention& a, double H) {
+// Returns the weights of a layer's attention. `copies`: how many ranks of tensor parallelism
+// compute the latents of the same token.
+double attention_weights(const spec::GroupedAttention& a, double H, double copies) {
   const auto q = double(a.heads * a.head_dim), out = H * double(a.out_width());
   if (!a.latent) return H * double(a.qkv_width()) + out;
   const auto q_rank = double(a.latent->q_rank), kv_rank = double(a.latent->kv_rank),
              rope = double(a.latent->rope_dim);
   const auto kv = double(a.heads) * (double(a.head_dim + a.value_dim()) - rope);
-  return (q_rank > 0 ? q_rank * (H + q) : H * q) + H * (kv_rank + rope) + kv_rank * kv + out;
+  const double down = H * (q_rank + kv_rank + rope);
+  return copies * down + (q_rank > 0 ? q_rank : H) * q + kv_rank * kv + out;
+}
+
+// Returns those that expand the heads of latent attention.
+double latent_up_weights(const spec::GroupedAttention& a, double H) {
+  if (!a.latent) return 0;
+  const double q_in = a.latent->q_rank > 0 ? double(a.latent->q_rank) : H,
+               kv = double(a.head_dim + a.value_dim() - a.latent->rope_dim);
+  return double(a.heads) * (q_in * double(a.head_dim) + double(a.latent->kv_rank) * kv);
 }
 
 // Returns how many of S positions a token attends to in a layer, on average: half of them, or those
@@ -109,12 +119,13 @@ schedule::PassCosts pass_costs(const recipe::Recipe& r, const RunPlan& plan) {
   };
 
   schedule::PassCosts c;
-  c.attention = linears(attention_weights(a, H));
+  c.attention = linears(attention_weights(a, H, plan.tensor.sequence_parallel ? 1 : tp));
   // Backward computes two gradients, and recomputes the scores.
   const double core = gemm(positions_seen(m, double(plan.sample_length)) *
                            double(a.heads * (a.head_dim + a.value_dim())));
   c.attention.forward += core;
   c.attention.backward += 2.5 * core + (plan.recompute.attention_core ? core : 0);
+  if (plan.recompute.latent_up) c.attention.backward += linears(latent_up_weights(a, H)).forward;
   if (const spec::DenseMlp* mlp = m.dense_mlp())
     c.mlp = linears((mlp->gated() ? 3 : 2) * H * double(mlp->ffn));
   const double router = gemm(H * double(e.count));

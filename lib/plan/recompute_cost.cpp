@@ -39,12 +39,21 @@ double full_flops(const RunPlan& plan) {
   return flops;
 }
 
+// Returns the FLOPs of the linears that expand the heads of latent attention.
+double latent_up_flops(const spec::GroupedAttention& a, Count H) {
+  if (!a.latent) return 0;
+  const Count q_in = a.latent->q_rank > 0 ? Count(a.latent->q_rank) : H,
+              kv = Count(a.head_dim + a.value_dim() - a.latent->rope_dim);
+  return 2 * Count(a.heads) * (q_in * Count(a.head_dim) + Count(a.latent->kv_rank) * kv);
+}
+
 // Returns the FLOPs that a recomputation of selected modules adds. It computes the first GEMM of an
 // MLP again; the gate of a shared expert also needs the output of the second one.
 double selected_flops(const RunPlan& plan, const spec::LayerSpec& layer) {
   const RecomputeOptions& r = plan.recompute;
   const Count H = Count(plan.model.hidden);
   double flops = r.attention_core ? core_flops(layer.grouped(), plan.sample_length) : 0;
+  if (r.latent_up) flops += latent_up_flops(layer.grouped(), H);
   if (const spec::Experts* e = layer.experts()) {
     if (r.experts) flops += 2 * 2 * H * Count(e->ffn) * Count(e->per_token);
     if (r.shared_expert) flops += 2 * (e->shared_gate ? 3 : 2) * H * Count(e->shared_ffn);

@@ -14,6 +14,7 @@ model::ModelImpls impls_of(comm::World& world, device::Device& device, const spe
   model::ModelImpls impls = parallel::share_layers(world, device, spec);
   impls.router_bias_LE = routers.bias_LE();
   impls.attention_core = cache.cores();
+  impls.latent_core = cache.latent_cores();
   return impls;
 }
 

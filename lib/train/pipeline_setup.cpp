@@ -10,6 +10,7 @@ model::Recompute recompute_policy(const plan::RecomputeOptions& r) {
   return {.attention_core = r.attention_core,
           .norms = r.norms,
           .mlp = r.mlp,
+          .latent_up = r.latent_up,
           .experts = r.experts,
           .experts_act = r.experts_act,
           .shared_expert = r.shared_expert,

@@ -1,6 +1,9 @@
 // Measures what one token of generation costs a GPT-2 of 124M parameters: with the cache of keys
 // and values, and by a forward of the full sequence.
 //   bench_generate [threads] [fp32|bf16] [rounds] [positions...]
+//   bench_generate latent|expanded [threads] [fp32|bf16] [rounds] [positions...]
+// The second form has four layers with the attention of DeepSeek-V2-Lite, and a cache of latents or
+// of expanded keys and values.
 // For each position it prints: the median milliseconds of a token with the cache, of a full
 // forward, and of the prompt. Positions take turns within a round.
 #include <algorithm>
@@ -37,6 +40,20 @@ spec::ModelSpec gpt2() {
           .tied_embeddings = true};
 }
 
+spec::ModelSpec latent_model() {
+  const spec::GroupedAttention attention{
+      .heads = 16,
+      .kv_heads = 16,
+      .head_dim = 192,
+      .rotary = {.dims = 64},
+      .value_head_dim = 128,
+      .latent = spec::LatentProjections{.kv_rank = 512, .rope_dim = 64}};
+  const spec::LayerSpec layer{.attention = attention, .mlp = spec::DenseMlp{.ffn = 2816}};
+  return {.hidden = 2048, .vocab = 50257, .layers = std::vector(4, layer)};
+}
+
+enum class Cache { keys_values, latents, expanded };
+
 double milliseconds(const std::function<void()>& work) {
   const auto start = std::chrono::steady_clock::now();
   work();
@@ -55,16 +72,19 @@ struct Times {
 
 class Bench {
  public:
-  Bench(int threads, DType dtype)
-      : device_(Device::cpu(threads)), stream_(device_->stream(device::StreamKind::compute)) {
+  Bench(Cache cache, int threads, DType dtype)
+      : model_(cache == Cache::keys_values ? gpt2() : latent_model()),
+        device_(Device::cpu(threads)),
+        stream_(device_->stream(device::StreamKind::compute)) {
     impls_.attention_core = cache_.cores();
+    if (cache == Cache::latents) impls_.latent_core = cache_.latent_cores();
     impls_.padded_vocab = kPaddedVocab;
-    cached_ = std::make_unique<model::Gpt>(stream_, params_, gpt2(), kContext, model::Recompute{},
+    cached_ = std::make_unique<model::Gpt>(stream_, params_, model_, kContext, model::Recompute{},
                                            impls_);
     params_.materialize(stream_, dtype, false);
     params_.initialize(stream_, 1);
     whole_ =
-        std::make_unique<model::Gpt>(stream_, whole_params_, gpt2(), kContext, model::Recompute{},
+        std::make_unique<model::Gpt>(stream_, whole_params_, model_, kContext, model::Recompute{},
                                      model::ModelImpls{.padded_vocab = kPaddedVocab});
     whole_params_.materialize(stream_, dtype, false);
     whole_params_.initialize(stream_, 1);
@@ -109,6 +129,7 @@ class Bench {
     whole_->logits(step, batch).rows(S - 1, S).to_host<float>(stream_);
   }
 
+  const spec::ModelSpec model_;
   std::unique_ptr<Device> device_;
   Stream& stream_;
   generate::KeyValueCache cache_{1, kContext};
@@ -120,13 +141,18 @@ class Bench {
 }  // namespace
 
 int main(int argc, char** argv) {
+  const std::string first = argc > 1 ? argv[1] : "";
+  const Cache cache = first == "latent"     ? Cache::latents
+                      : first == "expanded" ? Cache::expanded
+                                            : Cache::keys_values;
+  if (cache != Cache::keys_values) --argc, ++argv;
   const int threads = argc > 1 ? std::atoi(argv[1]) : 2;
   const DType dtype = argc > 2 && std::string(argv[2]) == "bf16" ? DType::bf16 : DType::f32;
   const int rounds = argc > 3 ? std::atoi(argv[3]) : 5;
   std::vector<int64_t> positions;
   for (int i = 4; i < argc; ++i) positions.push_back(std::atoll(argv[i]));
   if (positions.empty()) positions = {10, 100, 500, 1000};
-  Bench bench(threads, dtype);
+  Bench bench(cache, threads, dtype);
   std::vector<Times> times(positions.size());
   for (int round = 0; round < rounds; ++round)
     for (size_t i = 0; i < positions.size(); ++i) bench.round(positions[i], times[i], round < 3);

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <tuple>
 
@@ -27,11 +28,19 @@ struct Case {
   bool gaps = false;
   float cap = 0, scale = 0;  // for scores; scale 0: 1 / sqrt(D)
   int64_t longest_document = 0;
+  int64_t Dv = 0;  // elements of a head of v; 0: D
+  int64_t value_dim() const { return Dv > 0 ? Dv : D; }
   float scale_of() const { return scale > 0 ? scale : 1 / std::sqrt(float(D)); }
 };
 // Returns the case with a cap of scores and another scale.
 Case capped(Case c, float cap, float scale = 0) {
   c.cap = cap, c.scale = scale;
+  return c;
+}
+
+// Returns the case with values of another size, as in latent attention.
+Case with_values(Case c, int64_t Dv) {
+  c.Dv = Dv;
   return c;
 }
 
@@ -90,32 +99,38 @@ const std::vector<Case> kCases = {
     capped({"high cap", 1, 70, 70, 2, 1, 128}, 50),
     capped({"large head, cap", 1, 70, 70, 1, 1, 200}, 1),
     capped({"odd head, cap", 2, 33, 33, 3, 1, 37, false}, 1),
-    capped({"cap, window", 1, 130, 130, 2, 1, 32, true, 0, 40}, 0.5f, 0.25f)};
+    capped({"cap, window", 1, 130, 130, 2, 1, 32, true, 0, 40}, 0.5f, 0.25f),
+    with_values({"narrow values", 2, 70, 70, 2, 2, 192}, 128),
+    with_values({"narrow values, more keys", 1, 64, 130, 4, 2, 96, true, 66}, 64),
+    with_values({"odd narrow values", 2, 33, 33, 3, 1, 37}, 5),
+    with_values({"wide values", 1, 70, 70, 2, 1, 24, false}, 80)};
 
 constexpr int64_t kGap = 8;  // elements between the tokens of a fused row
 
 struct Operands {
   Mirror q, k, v, dout, out, lse, dq, dk, dv, q_begin, q_end, kv_begin, kv_end;
-  int64_t q_stride, k_stride, lse_stride;
+  int64_t q_stride, k_stride, v_stride, out_stride, lse_stride;
   const Case& c;
   bool fixed_order = true;
 
   Operands(const Case& of, DType type, DType results, int64_t offset, int64_t lse_gap = 3)
       : q(Array::normal(type, of.B * of.Sq * (of.A * of.D + kGap), 1), offset),
         k(Array::normal(type, of.B * of.Skv * (of.G * of.D + kGap), 2), offset),
-        v(Array::normal(type, k.host().size(), 3), offset),
-        dout(Array::normal(type, q.host().size(), 4), offset),
-        out(Array::normal(results, q.host().size(), 5), offset),
+        v(Array::normal(type, of.B * of.Skv * (of.G * of.value_dim() + kGap), 3), offset),
+        dout(Array::normal(type, of.B * of.Sq * (of.A * of.value_dim() + kGap), 4), offset),
+        out(Array::normal(results, dout.host().size(), 5), offset),
         lse(Array(DType::f32, of.B * of.A * (of.Sq + lse_gap)), offset),
         dq(Array::normal(results, q.host().size(), 6), offset),
         dk(Array::normal(results, k.host().size(), 7), offset),
-        dv(Array::normal(results, k.host().size(), 8), offset),
+        dv(Array::normal(results, v.host().size(), 8), offset),
         q_begin(Array::ids(of.q_begin)),
         q_end(Array::ids(of.q_end)),
         kv_begin(Array::ids(of.kv_begin)),
         kv_end(Array::ids(of.kv_end)),
         q_stride(of.A * of.D + kGap),
         k_stride(of.G * of.D + kGap),
+        v_stride(of.G * of.value_dim() + kGap),
+        out_stride(of.A * of.value_dim() + kGap),
         lse_stride(of.Sq + lse_gap),
         c(of) {}
 
@@ -127,6 +142,7 @@ struct Operands {
                      .A = c.A,
                      .G = c.G,
                      .D = c.D,
+                     .Dv = c.Dv,
                      .causal = c.causal,
                      .q_start = c.q_start,
                      .window = c.window,
@@ -147,8 +163,8 @@ struct Operands {
     return {.shape = shape(of),
             .q = {of(q), q_stride},
             .k = {of(k), k_stride},
-            .v = {of(v), k_stride},
-            .out = {of(out), q_stride},
+            .v = {of(v), v_stride},
+            .out = {of(out), out_stride},
             .lse = of(lse)};
   }
   template <class Of>
@@ -156,13 +172,13 @@ struct Operands {
     return {.shape = shape(of),
             .q = {of(q), q_stride},
             .k = {of(k), k_stride},
-            .v = {of(v), k_stride},
-            .out = {of(merged), q_stride},
-            .dout = {of(dout), q_stride},
+            .v = {of(v), v_stride},
+            .out = {of(merged), out_stride},
+            .dout = {of(dout), out_stride},
             .lse = of(lse),
             .dq = {of(dq), q_stride},
             .dk = {of(dk), k_stride},
-            .dv = {of(dv), k_stride},
+            .dv = {of(dv), v_stride},
             .add_dq = add,
             .add_dkv = add,
             .fixed_order = fixed_order};
@@ -220,7 +236,8 @@ void check(Operands& o, DType type, DType results, bool add, int64_t offset, Clo
     return Rule{.dtype = results, .K = terms, .scale = scale, .sums = type};
   };
   const bool exact = type == DType::f32;
-  REQUIRE(o.out.compare(close, rule(exact ? double(c.D) : 1, exact ? 4 : 1)) == "");
+  REQUIRE(o.out.compare(
+              close, rule(exact ? double(std::max(c.D, c.value_dim())) : 1, exact ? 4 : 1)) == "");
   const Array lse = o.lse.result();
   for (int64_t i = 0; i < lse.size(); ++i) {
     const double want = o.lse.host()[i];
@@ -230,7 +247,8 @@ void check(Operands& o, DType type, DType results, bool add, int64_t offset, Clo
   Mirror merged(Array(type, o.out.host().values()), offset);
   cpu::run(o.backward(on_host, merged, add));
   run(o.backward(on_device, merged, add));
-  const double D = exact ? double(c.D) : 1, shared = exact ? rows : double(c.A / c.G);
+  const double D = exact ? double(std::max(c.D, c.value_dim())) : 1,
+               shared = exact ? rows : double(c.A / c.G);
   const double scale = exact ? 8 : 3;
   REQUIRE(o.dq.compare(close, rule(D, scale)) == "");
   REQUIRE(o.dv.compare(close, rule(D + shared, scale)) == "");
@@ -403,24 +421,27 @@ TEST_CASE("attention decode equals the CPU's, for every type and width of heads"
   Closeness close("attention decode on a GPU");
   const std::vector<int32_t> start{0, 3, 10}, end{1, 20, 60};
   const int64_t T = 3, rows = 60;
-  for (auto [A, G, D] : {std::tuple<int64_t, int64_t, int64_t>{1, 1, 16},
-                         {4, 2, 64},
-                         {6, 1, 37},
-                         {3, 3, 128},
-                         {2, 1, 256}})
+  for (auto [A, G, D, Dv] : {std::tuple<int64_t, int64_t, int64_t, int64_t>{1, 1, 16, 16},
+                             {4, 2, 64, 64},
+                             {6, 1, 37, 37},
+                             {3, 3, 128, 128},
+                             {2, 1, 256, 256},
+                             {3, 1, 576, 512},
+                             {4, 4, 192, 128},
+                             {5, 1, 20, 75}})
     for (DType type : kFloats)
-      for_each_way([&](int64_t offset) {
+      for_each_way([&, A = A, G = G, D = D, Dv = Dv](int64_t offset) {
         const int64_t N = (A + 2 * G) * D, window = A == 4 ? 15 : 0;
-        CAPTURE(A, G, D, type, window);
+        CAPTURE(A, G, D, Dv, type, window);
         Mirror qkv(Array::normal(type, T * N, 1), offset),
             k(Array::normal(type, rows * G * D, 2), offset),
-            v(Array::normal(type, rows * G * D, 3), offset), out(Array(type, T * A * D), offset);
+            v(Array::normal(type, rows * G * Dv, 3), offset), out(Array(type, T * A * Dv), offset);
         Mirror first(Array::ids(start)), last(Array::ids(end));
-        const auto args = [&, A = A, G = G, D = D](auto&& of) {
+        const auto args = [&](auto&& of) {
           return AttentionDecode{.q = {of(qkv), N},
                                  .k = {of(k), G * D},
-                                 .v = {of(v), G * D},
-                                 .out = {of(out), A * D},
+                                 .v = {of(v), G * Dv},
+                                 .out = {of(out), A * Dv},
                                  .start_T = of(first),
                                  .end_T = of(last),
                                  .T = T,
@@ -430,7 +451,8 @@ TEST_CASE("attention decode equals the CPU's, for every type and width of heads"
                                  .D = D,
                                  .window = window,
                                  .scale = 1 / std::sqrt(float(D)),
-                                 .cap = A == 6 || A == 2 ? 1.5f : 0.0f};
+                                 .cap = A == 6 || A == 2 ? 1.5f : 0.0f,
+                                 .Dv = Dv};
         };
         cpu::run(args([](Mirror& m) { return m.host().span(); }));
         cuda::run(args([](Mirror& m) { return m.device(); }), device_stream());

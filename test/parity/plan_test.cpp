@@ -44,7 +44,22 @@ const std::vector<Overrides> kFamilies{
     {"model.architecture=gemma3_text", "model.window_size=64"},
     {"model.architecture=granite"}};
 
+// Latent attention whose heads are much wider than its latents.
+Overrides wide_latent(const Overrides& more) {
+  Overrides set{
+      "model.multi_latent_attention=true", "model.num_query_groups=4",  "model.kv_lora_rank=32",
+      "model.qk_nope_head_dim=96",         "model.qk_rope_head_dim=32", "model.v_head_dim=96",
+      "model.ffn_hidden_size=128",         "recompute=selective"};
+  set.insert(set.end(), more.begin(), more.end());
+  return set;
+}
+
 const std::vector<Overrides> kMemoryCases{
+    wide_latent({"recompute.modules=[mla_up_proj]"}),
+    wide_latent(
+        {"recompute.modules=[mla_up_proj]", "model.q_lora_rank=48", "mixed_precision=bf16_mixed"}),
+    wide_latent({"recompute.modules=[mla_up_proj,core_attn,mlp]", "model.q_lora_rank=48"}),
+    wide_latent({"recompute.modules=[core_attn]", "model.q_lora_rank=48"}),
     {"mixed_precision=bf16_mixed"},
     {"mixed_precision=fp16_mixed"},
     {"recompute=full"},
@@ -363,19 +378,26 @@ TEST_CASE("planned memory of every stage of a pipeline is within 10 % of its ste
 }
 
 TEST_CASE("planned memory of tensor parallelism is within 10 % of a rank's step") {
-  for (const char* family : {"model.architecture=llama", "model.architecture=gpt2"})
+  const std::string latent = "model.multi_latent_attention=true";
+  for (const std::string& family :
+       {std::string("model.architecture=llama"), std::string("model.architecture=gpt2"), latent})
     for (const int tp : {2, 4})
       for (const bool sequence : {false, true})
         for (const char* precision : {"fp32", "bf16_mixed"}) {
-          if (sequence != (family == std::string("model.architecture=llama")) && tp == 2) continue;
+          if (sequence != (family == "model.architecture=llama") && tp == 2) continue;
           // Two heads of keys and values for four ranks.
-          const int kv = tp == 4 && family == std::string("model.architecture=llama") ? 2 : 4;
-          const Recipe r =
-              recipe_with({family, fmt::format("model.num_query_groups={}", kv),
-                           "model.hidden_size=192", fmt::format("mixed_precision={}", precision),
-                           fmt::format("distributed.tp_size={}", tp),
-                           fmt::format("distributed.sequence_parallel={}", sequence)},
-                          tp);
+          const int kv = tp == 4 && family == "model.architecture=llama" ? 2 : 4;
+          Overrides changes{family,
+                            fmt::format("model.num_query_groups={}", kv),
+                            "model.hidden_size=192",
+                            fmt::format("mixed_precision={}", precision),
+                            fmt::format("distributed.tp_size={}", tp),
+                            fmt::format("distributed.sequence_parallel={}", sequence)};
+          if (family == latent)
+            changes.insert(changes.end(), {"model.q_lora_rank=48", "model.kv_lora_rank=32",
+                                           "model.qk_nope_head_dim=32", "model.qk_rope_head_dim=16",
+                                           "model.v_head_dim=32"});
+          const Recipe r = recipe_with(changes, tp);
           const plan::MemoryEstimate planned = plan::make_plan(r, tp, kVocab).fullest();
           device::MemoryUsage total, params, activations;
           comm::run_thread_ranks(tp, [&](comm::World& world) {

@@ -26,6 +26,8 @@ struct Case {
   bool wide = false;    // out and gradients are fp32, and gradients are added to
   int64_t lse_gap = 0;  // elements after each head's rows of the lse
   int64_t longest_document = 0;
+  int64_t Dv = 0;  // elements of a head of v; 0: D
+  int64_t value_dim() const { return Dv > 0 ? Dv : D; }
 };
 
 // Elements between the tokens of fused rows, a different number in each tensor.
@@ -47,17 +49,19 @@ struct Operands {
       : c(of),
         q(Array::normal(type, queries(kGap), 1)),
         k(Array::normal(type, keys(kGap), 2)),
-        v(Array::normal(type, keys(kValueGap), 3)),
-        dout(Array::normal(type, queries(kOutGradientGap), 4)),
-        out(c.wide ? DType::f32 : type, queries(kGap)),
-        merged(type, queries(kGap)),
+        v(Array::normal(type, c.B * c.Skv * value_row(kValueGap), 3)),
+        dout(Array::normal(type, c.B * c.Sq * out_row(kOutGradientGap), 4)),
+        out(c.wide ? DType::f32 : type, c.B * c.Sq * out_row(kGap)),
+        merged(type, c.B * c.Sq * out_row(kGap)),
         lse(DType::f32, c.B * c.A * (c.Sq + c.lse_gap)),
         dq(c.wide ? DType::f32 : type, queries(kQueryGradientGap)),
         dk(c.wide ? DType::f32 : type, keys(kKeyGradientGap)),
-        dv(c.wide ? DType::f32 : type, keys(kValueGradientGap)),
+        dv(c.wide ? DType::f32 : type, c.B * c.Skv * value_row(kValueGradientGap)),
         borders(Array::ids(c.borders)) {}
   int64_t query_row(int64_t gap) const { return c.A * c.D + gap; }
   int64_t key_row(int64_t gap) const { return c.G * c.D + gap; }
+  int64_t value_row(int64_t gap) const { return c.G * c.value_dim() + gap; }
+  int64_t out_row(int64_t gap) const { return c.A * c.value_dim() + gap; }
   int64_t queries(int64_t gap) const { return c.B * c.Sq * query_row(gap); }
   int64_t keys(int64_t gap) const { return c.B * c.Skv * key_row(gap); }
 
@@ -74,6 +78,7 @@ struct Operands {
             .A = c.A,
             .G = c.G,
             .D = c.D,
+            .Dv = c.Dv,
             .causal = c.causal,
             .q_start = c.q_start,
             .window = c.window,
@@ -88,8 +93,8 @@ struct Operands {
     return {.shape = shape(),
             .q = {q, query_row(kGap)},
             .k = {k, key_row(kGap)},
-            .v = {v, key_row(kValueGap)},
-            .out = {out, query_row(kGap)},
+            .v = {v, value_row(kValueGap)},
+            .out = {out, out_row(kGap)},
             .lse = lse};
   }
   // Reads the forward's out.
@@ -98,13 +103,13 @@ struct Operands {
     return {.shape = shape(),
             .q = {q, query_row(kGap)},
             .k = {k, key_row(kGap)},
-            .v = {v, key_row(kValueGap)},
-            .out = {merged, query_row(kGap)},
-            .dout = {dout, query_row(kOutGradientGap)},
+            .v = {v, value_row(kValueGap)},
+            .out = {merged, out_row(kGap)},
+            .dout = {dout, out_row(kOutGradientGap)},
             .lse = lse,
             .dq = {dq, query_row(kQueryGradientGap)},
             .dk = {dk, key_row(kKeyGradientGap)},
-            .dv = {dv, key_row(kValueGradientGap)},
+            .dv = {dv, value_row(kValueGradientGap)},
             .add_dq = c.wide,
             .add_dkv = c.wide,
             .fixed_order = fixed_order};
@@ -162,10 +167,14 @@ inline const cuda::CudnnAttention::Device kDevice{take,   give,      fill,      
                                                   spread, capturing, require_healthy};
 
 inline const std::vector<Case> kCases = {
-    {"square", 2, 16, 16, 2, 2, 8},          {"grouped", 1, 12, 12, 6, 2, 16},
-    {"one kv head", 2, 9, 9, 4, 1, 8},       {"all keys", 2, 7, 7, 2, 1, 8, false},
-    {"more keys", 1, 5, 11, 4, 2, 8, false}, {"more keys, causal", 2, 5, 11, 2, 1, 8},
-    {"window", 2, 17, 17, 4, 2, 8, true, 5}};
+    {"square", 2, 16, 16, 2, 2, 8},
+    {"grouped", 1, 12, 12, 6, 2, 16},
+    {"one kv head", 2, 9, 9, 4, 1, 8},
+    {"all keys", 2, 7, 7, 2, 1, 8, false},
+    {"more keys", 1, 5, 11, 4, 2, 8, false},
+    {"more keys, causal", 2, 5, 11, 2, 1, 8},
+    {"window", 2, 17, 17, 4, 2, 8, true, 5},
+    {"narrow values", 2, 8, 8, 3, 3, 192, true, 0, {}, 0, 0, false, 0, 0, 128}};
 
 // Blocks of keys, as context parallelism asks for them, and capped scores.
 inline const std::vector<Case> kBlocks = {
@@ -220,7 +229,7 @@ inline void compare(cuda::CudnnAttention& attention, const Case& c, bool determi
   require_gradients(got, want, type);
   // No tensor owns the gaps between tokens.
   REQUIRE((got.dk.margin_untouched() && got.out.margin_untouched()));
-  for (int64_t i = c.A * c.D; i < c.A * c.D + kGap; ++i) REQUIRE(got.out[i] == 0);
+  for (int64_t i = got.out_row(0); i < got.out_row(kGap); ++i) REQUIRE(got.out[i] == 0);
 }
 
 }  // namespace cudnn_testing

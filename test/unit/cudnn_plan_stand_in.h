@@ -100,6 +100,7 @@ class PlanOnCpu {
             .A = k_.A,
             .G = k_.G,
             .D = k_.D,
+            .Dv = k_.Dv,
             .causal = k_.causal,
             .q_start = k_.bottom_right ? keys() - rows() : 0,
             .window = k_.window,
@@ -110,8 +111,12 @@ class PlanOnCpu {
   }
   kernels::HeadSpan result(int64_t tensor, int64_t stride, int64_t heads, int64_t S,
                            DType type) const {
+    using namespace kernels::cuda;
     void* const at = const_cast<void*>(memory_.at(tensor));
-    return {{at, (B() * S - 1) * stride + heads * k_.D, type}, stride};
+    const bool of_values =
+        tensor == kValue || tensor == kOut || tensor == kOutGradient || tensor == kValueGradient;
+    const int64_t D = of_values ? k_.Dv : k_.D;
+    return {{at, (B() * S - 1) * stride + heads * D, type}, stride};
   }
   kernels::HeadView view(int64_t tensor, int64_t stride, int64_t heads, int64_t S,
                          DType type) const {

@@ -33,6 +33,7 @@ std::vector<float> logits_of(comm::World& world, Device& device, const spec::Mod
   generate::KeyValueCache cache(2, kContext);
   model::ModelImpls impls = parallel::share_layers(world, device, m);
   impls.attention_core = cache.cores();
+  impls.latent_core = cache.latent_cores();
   model::ParamStore params;
   model::Gpt gpt(stream, params, m, kContext, {}, impls);
   params.materialize(stream, DType::f32, false);
@@ -54,20 +55,26 @@ std::vector<float> logits_of(comm::World& world, Device& device, const spec::Mod
 }  // namespace
 
 TEST_CASE("ranks that share layers have one rank's logits, all of them the same") {
-  enum Kind { plain, experts, all_heads, geglu };
+  enum Kind { plain, experts, all_heads, geglu, latent };
   for (const auto& [ranks, kv_heads, kind] : {std::tuple{2, 4, plain},
                                               {2, 2, plain},
                                               {4, 2, plain},
                                               {2, 1, plain},
                                               {2, 2, experts},
                                               {4, 2, all_heads},
-                                              {4, 4, geglu}}) {
+                                              {4, 4, geglu},
+                                              {2, 4, latent}}) {
     CAPTURE(ranks, kv_heads, int(kind));
     spec::ModelSpec m = model_of(kv_heads, kind == experts);
     for (spec::LayerSpec& layer : m.layers) {
       if (kind == all_heads) {
         layer.input_norms = false, layer.output_norms = true;
         attention_of(layer).head_norm = spec::HeadNorm::all_heads;
+      }
+      if (kind == latent) {
+        spec::GroupedAttention& a = attention_of(layer);
+        a.head_dim = 12, a.value_head_dim = 10, a.rotary.dims = 4;
+        a.latent = {.q_rank = 16, .kv_rank = 20, .rope_dim = 4};
       }
       if (kind == geglu)
         layer.mlp = spec::DenseMlp{.ffn = 48, .activation = spec::Activation::geglu};

@@ -48,6 +48,7 @@ struct Writer {
         1, 32, 257, {.attention = rotating_heads(2, 2, 16), .mlp = spec::DenseMlp{.ffn = 48}});
     spec.init_std = 0.3;
     impls.attention_core = cache.cores();
+    impls.latent_core = cache.latent_cores();
     gpt = std::make_unique<model::Gpt>(stream, params, spec, kContext, model::Recompute{}, impls);
     params.materialize(stream, DType::f32, false);
     params.initialize(stream, 3);

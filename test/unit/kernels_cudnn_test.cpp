@@ -207,6 +207,11 @@ TEST_CASE("attention that is not for cuDNN is named with the reason") {
              Contains("more queries than keys"));
   CHECK_THAT(why([](auto& f) { f.shape.Sq = f.shape.Skv = 1; }, kH200), Contains("one token"));
   CHECK_THAT(why([](auto& f) { f.shape.D = 12; }, kH200), Contains("heads of 12"));
+  const auto narrow = [](AttentionForward& f) { f.shape.D = 192, f.shape.Dv = 128; };
+  CHECK(why(narrow, kH200) == "");
+  CHECK_THAT(why(narrow, {91900, 80}), Contains("heads of 192"));
+  CHECK_THAT(why([](auto& f) { f.shape.D = 64, f.shape.Dv = 32; }, kH200),
+             Contains("keys of 64 and values of 32"));
   // Blocks of keys, whose results are fp32 and lie beside others.
   CHECK(why([](auto& f) { f.shape.Sq = 4, f.shape.q_start = 4, f.shape.window = 3; }, kH200) == "");
   CHECK(why([](auto& f) { f.out.data.dtype = DType::f32, f.shape.lse_stride = 9; }, kH200) == "");

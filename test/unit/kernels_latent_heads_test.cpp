@@ -64,6 +64,85 @@ TEST_CASE("latent heads: every element has its place, and shared ones are in eve
     }
 }
 
+TEST_CASE("latent heads: without queries the rows have the same keys and values") {
+  for (const DType type : kFloats)
+    for (const Sizes& s : kSizesOfHeads) {
+      const Array q = Array::normal(type, s.T * s.A * s.D(), 1),
+                  kv = Array::normal(type, s.T * s.A * (s.N + s.V), 2),
+                  shared = Array::normal(type, s.T * s.R, 3);
+      for_each_isa([&](const char* isa) {
+        CAPTURE(isa, dtype_name(type), s.T, s.A, s.N, s.R, s.V);
+        const int64_t of_q = s.A * s.D(), width = s.width() - of_q;
+        Array all(type, s.T * s.width()), keys_values(type, s.T * width);
+        cpu::run(forward_of(s, q, kv, shared, all));
+        LatentHeadsForward f = forward_of(s, q, kv, shared, keys_values);
+        f.q_TN = {};
+        cpu::run(f);
+        REQUIRE(keys_values.margin_untouched());
+        for (int64_t t = 0; t < s.T; ++t)
+          for (int64_t i = 0; i < width; ++i)
+            REQUIRE(keys_values[t * width + i] == all[t * s.width() + of_q + i]);
+      });
+    }
+}
+
+TEST_CASE("latent queries and values multiply by a head's rows of the weight") {
+  const int64_t C = 75;
+  for (const DType type : kFloats) {
+    Closeness close(fmt::format("latent queries {}", dtype_name(type)));
+    for (const Sizes& s : kSizesOfHeads) {
+      const Array q = Array::normal(type, s.T * s.A * s.D(), 5),
+                  x = Array::normal(type, s.T * s.A * C, 6),
+                  weight = Array::normal(type, s.A * (s.N + s.V) * C, 7);
+      std::vector<double> queries, values;
+      for (int64_t row = 0; row < s.T * s.A; ++row) {
+        const int64_t first = row % s.A * (s.N + s.V);
+        for (int64_t c = 0; c < C; ++c) {
+          double sum = 0;
+          for (int64_t n = 0; n < s.N; ++n) sum += q[row * s.D() + n] * weight[(first + n) * C + c];
+          queries.push_back(sum);
+        }
+        for (int64_t i = s.N; i < s.D(); ++i) queries.push_back(q[row * s.D() + i]);
+        for (int64_t v = s.N; v < s.N + s.V; ++v) {
+          double sum = 0;
+          for (int64_t c = 0; c < C; ++c) sum += x[row * C + c] * weight[(first + v) * C + c];
+          values.push_back(sum);
+        }
+      }
+      for_each_isa([&](const char* isa) {
+        CAPTURE(isa, dtype_name(type), s.T, s.A, s.N, s.R, s.V);
+        Array of_q(type, int64_t(queries.size())), of_v(type, int64_t(values.size()));
+        LatentQueries a{.q_TN = q,
+                        .weight_NC = weight,
+                        .out_TN = of_q,
+                        .T = s.T,
+                        .A = s.A,
+                        .N = s.N,
+                        .R = s.R,
+                        .V = s.V,
+                        .C = C};
+        cpu::run(a);
+        cpu::run(LatentValues{.x_TN = x,
+                              .weight_NC = weight,
+                              .out_TN = of_v,
+                              .T = s.T,
+                              .A = s.A,
+                              .N = s.N,
+                              .V = s.V,
+                              .C = C});
+        const Rule rule{
+            .dtype = type, .K = double(std::max(s.N, C)), .scale = 10, .sums = DType::f32};
+        REQUIRE(close(of_q, queries, rule) == "");
+        REQUIRE(close(of_v, values, rule) == "");
+        REQUIRE(of_q.margin_untouched());
+        REQUIRE(of_v.margin_untouched());
+        a.C = C + 1;
+        REQUIRE_THROWS_AS(cpu::run(a), BugError);
+      });
+    }
+  }
+}
+
 TEST_CASE("latent heads: the backward is the transpose of the forward") {
   for (const DType type : kFloats) {
     Closeness close(fmt::format("latent heads backward {}", dtype_name(type)));

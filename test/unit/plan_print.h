@@ -142,8 +142,8 @@ class Print {
   MEMBERS(spec::ModelSpec, hidden, vocab, max_positions, learned_positions, norm, layers,
           tied_embeddings, embedding_scale, residual_scale, logit_scale, logit_cap, hidden_dropout,
           embedding_dropout, init_std, lora)
-  MEMBERS(RecomputeOptions, attention_core, norms, mlp, experts, experts_act, shared_expert, group,
-          layers, keeps_router, cheap)
+  MEMBERS(RecomputeOptions, attention_core, norms, mlp, latent_up, experts, experts_act,
+          shared_expert, group, layers, keeps_router, cheap)
   MEMBERS(MuonOptions, on, momentum, nesterov, ns_steps, coefficients, eps, scale, scale_factor,
           bf16, per_shard, others_lr_scale)
   MEMBERS(OptimizerGroup, match, lr_over_peak, lr_scale, weight_decay, adamw)

@@ -199,11 +199,35 @@ TEST_CASE("latent attention has its own sizes, and what it cannot do is refused"
                "model.position_embedding", "in every layer");
   expect_error({.what = "a part", .set = latent({"model.rotary_percent=0.5"})},
                "model.rotary_percent", "qk_rope_head_dim");
-  expect_error({.what = "a GPU", .set = latent({"train.device=cuda"})}, on, "on a GPU");
+  expect_error({.what = "another size", .set = latent({"model.kv_channels=96"})},
+               "model.kv_channels", "has 128 + 64 elements");
+  expect_resolved({.what = "another epsilon", .set = latent({"model.norm_epsilon=1e-5"})},
+                  "model.norm_epsilon", "the norms of latents add 1e-06");
+  expect_error({.what = "a huge latent",
+                .set = latent({"model.kv_lora_rank=1000000", "model.v_head_dim=4096",
+                               "model.num_layers=100000", "train.steps=1",
+                               "model.num_attention_heads=1024", "model.num_query_groups=1024"})},
+               "model.num_layers", "values of the weights of attention");
+  expect_accepts({.what = "a GPU", .set = latent({"train.device=cuda"})});
   expect_error({.what = "biases", .set = latent({"model.add_qkv_bias=true"})}, on, "biases");
   expect_error(
       {.what = "8 bits", .set = latent({"mixed_precision.fp8=hybrid", "debug.emulate_fp8=true"})},
       on, "8-bit");
+  const std::string up = "recompute.modules=[mla_up_proj]", a2a = "distributed.cp_comm_type=a2a";
+  expect_no_warning({.what = "its heads", .set = latent({"recompute=selective", up})});
+  expect_no_warning({.what = "a ring",
+                     .world = 2,
+                     .set = latent({"recompute=selective", up, "distributed.cp_size=2"})});
+  expect_error({.what = "exchanged heads",
+                .world = 2,
+                .set = latent({"recompute=selective", up, "distributed.cp_size=2", a2a})},
+               "recompute.modules", "mla_up_proj saves nothing");
+  expect_accepts({.what = "exchanged heads, with the core",
+                  .world = 2,
+                  .set = latent({"recompute=selective", "recompute.modules=[mla_up_proj,core_attn]",
+                                 "distributed.cp_size=2", a2a})});
+  expect_error({.what = "adapters", .set = latent({"peft.dim=4"})}, "peft.dim",
+               "beside latent attention");
 }
 
 TEST_CASE("batches and the learning rate's schedule must fit the run") {
@@ -260,7 +284,7 @@ TEST_CASE("recomputation must say what, and find something to recompute") {
                   .set = {"model.norm_placement=post", "recompute=selective",
                           "recompute.modules=[norms,mlp]"}},
                  "recompute.modules", "layernorm has nothing to recompute");
-  for (const char* module : {"moe", "moe_act", "shared_experts"})
+  for (const char* module : {"moe", "moe_act", "shared_experts", "mla_up_proj"})
     expect_warning(
         {.what = module,
          .set = {"recompute=selective", std::string("recompute.modules=[mlp,") + module + "]"}},

@@ -157,7 +157,7 @@ TEST_CASE("another version or family is never suggested for a model") {
     return only_hint({.set = {"model.architecture=" + family}});
   };
   for (const char* family :
-       {"deepseek_v4", "deepseek_v32", "deepseek_mla", "qwen4", "gemma4", "llama4", "glm5_moe"}) {
+       {"deepseek_v4", "deepseek_v1", "deepseek_mla", "qwen4", "gemma4", "llama4", "glm5_moe"}) {
     INFO(family);
     CHECK_THAT(hint(family), !Contains("did you mean") && Contains("llama, gpt2"));
   }

@@ -1,8 +1,8 @@
-// kernels/attention_decode.h: a task owns all query heads that share a kv head of one query row.
-// Sums have the order of attention_forward.cpp, whose blocks of keys begin at multiples of kKeys
-// positions. A score sums over the head in order, lane l of a block's sum of probabilities has the
-// keys l, l + kLanes, ..., and values are summed key by key. Therefore the result does not depend
-// on the threads, or on how keys were added to the cache.
+// kernels/attention_decode.h: a task owns up to kHeads query heads that share a kv head of one
+// query row. Sums have the order of attention_forward.cpp, whose blocks of keys begin at multiples
+// of kKeys positions. A score sums over the head in order, lane l of a block's sum of probabilities
+// has the keys l, l + kLanes, ..., and values are summed key by key. Therefore the result does not
+// depend on the threads, or on how keys were added to the cache.
 #include "kernels/attention_decode.h"
 
 #include "kernels/cpu/vector/attention_tile.h"
@@ -11,6 +11,7 @@ namespace mtrain::kernels::cpu::MTRAIN_ISA {
 namespace {
 
 constexpr int64_t kKeys = 256;  // as in attention_forward.cpp
+constexpr int64_t kHeads = 8;
 
 // One query head: its scaled query, the scores of a block, the sum of values so far, and the
 // softmax's running maximum (base 2) and sum.
@@ -86,35 +87,41 @@ MT_INLINE float update(Head& h, int64_t c0, int64_t begin, int64_t keys) {
   return decay;
 }
 
-// out = decay * out + the keys' values, weighted by the scores.
-template <class T>
-MT_INLINE void add_values(const Head& h, float decay, const T* v, int64_t stride, int64_t begin,
-                          int64_t keys, int64_t D) {
-  constexpr int kVectors = 4;  // sums of this many vectors stay in registers
+// out = decay * out + the keys' values, weighted by the scores, for HEADS heads that read each
+// value once. Sums of a few vectors stay in registers.
+template <int HEADS, class T>
+MT_INLINE void add_values(const Head* head, const float* decay, const T* v, int64_t stride,
+                          int64_t begin, int64_t keys, int64_t D) {
+  constexpr int kVectors = HEADS == 1 ? 4 : 2;
   int64_t d = 0;
   for (; d + kVectors * kLanes <= D; d += kVectors * kLanes) {
-    Vf sum[kVectors]{};
-    for (int64_t c = begin; c < keys; ++c)
-      for (int i = 0; i < kVectors; ++i)
-        sum[i] += splat(h.scores[c]) * load(v + c * stride + d + i * kLanes);
-    for (int i = 0; i < kVectors; ++i) {
-      float* out = h.out + d + i * kLanes;
-      store(out, load(out) * splat(decay) + sum[i]);
+    Vf sum[HEADS][kVectors]{};
+    for (int64_t c = begin; c < keys; ++c) {
+      Vf value[kVectors];
+      for (int i = 0; i < kVectors; ++i) value[i] = load(v + c * stride + d + i * kLanes);
+      for (int h = 0; h < HEADS; ++h)
+        for (int i = 0; i < kVectors; ++i) sum[h][i] += splat(head[h].scores[c]) * value[i];
     }
+    for (int h = 0; h < HEADS; ++h)
+      for (int i = 0; i < kVectors; ++i) {
+        float* out = head[h].out + d + i * kLanes;
+        store(out, load(out) * splat(decay[h]) + sum[h][i]);
+      }
   }
-  for_lanes(D - d, [&](int64_t e, auto m) {
-    Vf sum{};
-    for (int64_t c = begin; c < keys; ++c)
-      sum += splat(h.scores[c]) * load(v + c * stride + d + e, m);
-    float* out = h.out + d + e;
-    store(out, load(out, m) * splat(decay) + sum, m);
-  });
+  for (int h = 0; h < HEADS; ++h)
+    for_lanes(D - d, [&](int64_t e, auto m) {
+      Vf sum{};
+      for (int64_t c = begin; c < keys; ++c)
+        sum += splat(head[h].scores[c]) * load(v + c * stride + d + e, m);
+      float* out = head[h].out + d + e;
+      store(out, load(out, m) * splat(decay[h]) + sum, m);
+    });
 }
 
+// Computes the query heads [head0, head0 + group) of row t, which share the kv head g.
 template <class T>
-void decode(const AttentionDecode& a, int64_t t, int64_t g) {
-  const int64_t D = a.D, Dv = a.value_dim(), group = a.A / a.G,
-                start = data_of<int32_t>(a.start_T)[t];
+void decode(const AttentionDecode& a, int64_t t, int64_t g, int64_t head0, int64_t group) {
+  const int64_t D = a.D, Dv = a.value_dim(), start = data_of<int32_t>(a.start_T)[t];
   const int64_t end = data_of<int32_t>(a.end_T)[t] - start;
   const int64_t first = a.window > 0 ? max_of(0, end - a.window) : 0;
   const int64_t ks = a.k.token_stride, vs = a.v.token_stride;
@@ -130,7 +137,7 @@ void decode(const AttentionDecode& a, int64_t t, int64_t g) {
   for (int64_t h = 0; h < group; ++h) {
     float* const q = memory + heads + h * floats;
     head[h] = {q, q + padded, q + padded + kKeys, -__builtin_inff(), 0};
-    const T* from = data_of<T>(a.q.data) + t * a.q.token_stride + (g * group + h) * D;
+    const T* from = data_of<T>(a.q.data) + t * a.q.token_stride + (head0 + h) * D;
     for_lanes(D,
               [&](int64_t d, auto m) { store(q + d, load(from + d, m) * (a.scale * kLog2E), m); });
     for_lanes(Dv, [&](int64_t d, auto m) { store(head[h].out + d, Vf{}, m); });
@@ -140,13 +147,15 @@ void decode(const AttentionDecode& a, int64_t t, int64_t g) {
     const int64_t c0 = begin / kLanes * kLanes;
     score_keys(head, group, k + key0 * ks, ks, c0, keys, D);
     if (cap) cap_scores(cap, head, group, c0, keys);
-    for (int64_t h = 0; h < group; ++h) {
-      const float decay = update(head[h], c0, begin, keys);
-      add_values(head[h], decay, v + key0 * vs, vs, begin, keys, Dv);
-    }
+    float decay[kHeads];
+    for (int64_t h = 0; h < group; ++h) decay[h] = update(head[h], c0, begin, keys);
+    int64_t h = 0;
+    for (; h + 4 <= group; h += 4)
+      add_values<4>(head + h, decay + h, v + key0 * vs, vs, begin, keys, Dv);
+    for (; h < group; ++h) add_values<1>(head + h, decay + h, v + key0 * vs, vs, begin, keys, Dv);
   }
   for (int64_t h = 0; h < group; ++h) {
-    T* to = data_of<T>(a.out.data) + t * a.out.token_stride + (g * group + h) * Dv;
+    T* to = data_of<T>(a.out.data) + t * a.out.token_stride + (head0 + h) * Dv;
     const float factor = 1.0f / head[h].sum;
     for_lanes(Dv, [&](int64_t d, auto m) { store(to + d, load(head[h].out + d, m) * factor, m); });
   }
@@ -157,8 +166,12 @@ void decode(const AttentionDecode& a, int64_t t, int64_t g) {
 void run(const AttentionDecode& a);
 void run(const AttentionDecode& a) {
   with_float(a.q.data.dtype, [&]<class T>() {
-    parallel(a.T * a.G, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) decode<T>(a, i / a.G, i % a.G);
+    const int64_t group = a.A / a.G, parts = div_up(group, kHeads), of_row = a.G * parts;
+    parallel(a.T * of_row, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t g = i % of_row / parts, first = i % parts * kHeads;
+        decode<T>(a, i / of_row, g, g * group + first, min_of(kHeads, group - first));
+      }
     });
   });
 }

@@ -12,9 +12,10 @@ namespace {
 constexpr int64_t kFloat = sizeof(float);
 
 std::string describe(const CudnnAttentionKey& key) {
-  return fmt::format("attention {} of {} {} {} rows, {} keys, {} and {} heads of {}",
+  return fmt::format("attention {} of {} {} {} rows, {} keys, {} and {} heads of {} and {}",
                      key.backward ? "backward" : "forward", key.B,
-                     key.documents ? "documents in" : "x", key.Sq, key.Skv, key.A, key.G, key.D);
+                     key.documents ? "documents in" : "x", key.Sq, key.Skv, key.A, key.G, key.D,
+                     key.Dv);
 }
 
 // Returns whether `calls` calls can each compute an equal number of the heads.
@@ -153,13 +154,15 @@ std::string CudnnAttention::execute_calls(const Chosen& chosen, const CudnnAtten
       if (const auto found = heads.find(tensor); found != heads.end())
         found->second = static_cast<const char*>(found->second) + elements * size;
     };
-    const int64_t queries = i * call.A * key.D, keys = i * call.G * key.D;
-    for (const int64_t tensor : {kQuery, kOut, kOutGradient})
-      move(tensor, queries, dtype_size(key.type));
-    for (const int64_t tensor : {kKey, kValue}) move(tensor, keys, dtype_size(key.type));
-    move(kQueryGradient, queries, dtype_size(key.dq_type));
-    for (const int64_t tensor : {kKeyGradient, kValueGradient})
-      move(tensor, keys, dtype_size(key.dkv_type));
+    const int64_t A = i * call.A, G = i * call.G, type = dtype_size(key.type),
+                  dkv = dtype_size(key.dkv_type);
+    move(kQuery, A * key.D, type);
+    for (const int64_t tensor : {kOut, kOutGradient}) move(tensor, A * key.Dv, type);
+    move(kKey, G * key.D, type);
+    move(kValue, G * key.Dv, type);
+    move(kQueryGradient, A * key.D, dtype_size(key.dq_type));
+    move(kKeyGradient, G * key.D, dkv);
+    move(kValueGradient, G * key.Dv, dkv);
     move(kLse, i * call.A * (key.documents ? 1 : key.Sq), kFloat);
     if (has_gaps) {
       device_.spread(lse_of_heads(call, heads.at(kLse), lse.get(), key.A), stream);
@@ -279,7 +282,7 @@ class CudnnAttention::OwnLse {
 // added to them.
 class CudnnAttention::OwnGradient {
  public:
-  OwnGradient(const Device& device, const HeadSpan& to, bool add, DType type, int64_t heads,
+  OwnGradient(const Device& device, const HeadSpan& to, bool add, DType type, int64_t width,
               const CudnnAttentionKey& key, int64_t rows, CUstream_st* stream)
       : device_(device),
         to_(to),
@@ -288,15 +291,13 @@ class CudnnAttention::OwnGradient {
                 .to = to.data.data,
                 .from_type = type,
                 .to_type = to.data.dtype,
-                .from_stride = heads * key.D,
+                .from_stride = width,
                 .to_stride = to.token_stride,
                 .rows = rows,
-                .columns = heads * key.D,
+                .columns = width,
                 .add = add},
         memory_(device,
-                add || key.documents || type != to.data.dtype
-                    ? rows * heads * key.D * dtype_size(type)
-                    : 0,
+                add || key.documents || type != to.data.dtype ? rows * width * dtype_size(type) : 0,
                 stream) {
     spread_.from = memory_.get();
   }
@@ -337,9 +338,9 @@ bool CudnnAttention::run(const AttentionBackward& b, CUstream_st* stream) {
   const OwnLse lse(device_, b.shape, key, stream);
   const int64_t rows = key.documents ? key.Sq : key.B * key.Sq,
                 keys = key.documents ? key.Skv : key.B * key.Skv;
-  const OwnGradient dq(device_, b.dq, b.add_dq, key.dq_type, key.A, key, rows, stream),
-      dk(device_, b.dk, b.add_dkv, key.dkv_type, key.G, key, keys, stream),
-      dv(device_, b.dv, b.add_dkv, key.dkv_type, key.G, key, keys, stream);
+  const OwnGradient dq(device_, b.dq, b.add_dq, key.dq_type, key.A * key.D, key, rows, stream),
+      dk(device_, b.dk, b.add_dkv, key.dkv_type, key.G * key.D, key, keys, stream),
+      dv(device_, b.dv, b.add_dkv, key.dkv_type, key.G * key.Dv, key, keys, stream);
   CudnnAddresses memory{{kQuery, b.q.data.data},
                         {kKey, b.k.data.data},
                         {kValue, b.v.data.data},

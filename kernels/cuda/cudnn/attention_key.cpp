@@ -73,6 +73,10 @@ std::string why_not_shape(const AttentionShape& s, const CudnnTarget& t) {
   const int64_t most = t.architecture == 90 || t.architecture / 10 == 10 ? 256 : 128;
   if (s.D % 8 != 0 || s.D > most)
     return fmt::format("heads of {} elements (cuDNN: multiples of 8 up to {})", s.D, most);
+  // Backward engines with two sizes are those of DeepSeek-V3's heads.
+  if (s.value_dim() != s.D && (s.D != 192 || s.value_dim() != 128 || most != 256))
+    return fmt::format("keys of {} and values of {} elements on sm_{}", s.D, s.value_dim(),
+                       t.architecture);
   return "";
 }
 
@@ -111,6 +115,7 @@ CudnnAttentionKey key_of(const AttentionShape& s) {
   key.causal = s.causal, key.window = s.window, key.scale = s.scale, key.cap = s.cap;
   key.bottom_right = s.causal && s.q_start != 0;
   key.B = s.B, key.Sq = s.Sq, key.Skv = s.Skv, key.A = s.A, key.G = s.G, key.D = s.D;
+  key.Dv = s.value_dim();
   key.lse_heads = s.A;
   key.documents = bool(s.q_documents.begin);
   if (!key.documents) return key;
@@ -143,13 +148,13 @@ CudnnAttentionKey key_of(const AttentionBackward& b, const CudnnTarget& target) 
   const bool wide = key.A == key.G && !key.deterministic && target.architecture == 90;
   key.dq_type = wide ? b.dq.data.dtype : key.type;
   key.dkv_type = wide ? b.dk.data.dtype : key.type;
-  const auto stride = [&](const HeadSpan& gradient, bool add, DType type, int64_t heads) {
+  const auto stride = [&](const HeadSpan& gradient, bool add, DType type, int64_t width) {
     const bool own = key.documents || add || gradient.data.dtype != type;
-    return own ? heads * key.D : gradient.token_stride;
+    return own ? width : gradient.token_stride;
   };
-  key.dq = stride(b.dq, b.add_dq, key.dq_type, key.A);
-  key.dk = stride(b.dk, b.add_dkv, key.dkv_type, key.G);
-  key.dv = stride(b.dv, b.add_dkv, key.dkv_type, key.G);
+  key.dq = stride(b.dq, b.add_dq, key.dq_type, key.A * key.D);
+  key.dk = stride(b.dk, b.add_dkv, key.dkv_type, key.G * key.D);
+  key.dv = stride(b.dv, b.add_dkv, key.dkv_type, key.G * key.Dv);
   return key;
 }
 

@@ -32,7 +32,9 @@ struct CudnnAttentionKey {
   bool bottom_right;   // the last row attends to the last key; otherwise the first to the first
   bool deterministic;  // the backward's sums over keys in a fixed order
   bool documents;      // packed in one sequence of Sq rows; B is the number of documents that fit
-  int64_t B, Sq, Skv, A, G, D, window;
+  int64_t B, Sq, Skv, A, G;
+  int64_t D, Dv;  // elements of a head of q and k, and of v and out
+  int64_t window;
   int64_t longest;    // rows of the longest document that fits; 0 without documents
   int64_t lse_heads;  // heads in a row of the documents' lse; more than A in a call for some heads
   float scale, cap;

@@ -87,10 +87,12 @@ class Builder {
   // offsets[b] + s token_stride + h D + d.
   fe::graph::Tensor_attributes view(int64_t id, int64_t S, int64_t heads, int64_t token_stride,
                                     DType type) {
+    const bool of_values = id == kValue || id == kOut || id == kOutGradient || id == kValueGradient;
+    const int64_t D = of_values ? key_.Dv : key_.D;
     // With one sequence the stride between sequences is not used; it gets a valid value.
     const bool one = key_.documents || key_.B == 1;
-    return described(id, {key_.B, heads, S, key_.D},
-                     {one ? S * token_stride : token_stride, key_.D,
+    return described(id, {key_.B, heads, S, D},
+                     {one ? S * token_stride : token_stride, D,
                       key_.documents ? token_stride : key_.B * token_stride, 1},
                      type);
   }

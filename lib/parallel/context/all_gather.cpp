@@ -68,6 +68,10 @@ class AllGatherAttention : public model::AttentionCore {
                      ops::inverse(kv_by_piece(seq.T())));
     return dqkv;
   }
+  bool set_input(model::CoreResult& forward, const Tensor& qkv_TN) override {
+    std::any_cast<Kept&>(forward.kept).qkv_TN = qkv_TN;
+    return true;
+  }
 
  private:
   struct Kept {

@@ -22,6 +22,10 @@ class P2pAttention : public model::AttentionCore {
     return ring_.backward(step.compute, sequence(step), kept.qkv_TN,
                           {forward.out_TN.plain, kept.lse}, dout_TN);
   }
+  bool set_input(model::CoreResult& forward, const Tensor& qkv_TN) override {
+    std::any_cast<Kept&>(forward.kept).qkv_TN = qkv_TN;
+    return true;
+  }
 
  private:
   struct Kept {

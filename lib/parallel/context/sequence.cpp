@@ -33,8 +33,7 @@ Tensor row_numbers(Stream& compute, const std::vector<int64_t>& rows) {
 }
 
 void put_columns(Stream& compute, const Tensor& x_TM, const Tensor& into_TN, int64_t column) {
-  const Tensor x = ops::in_dtype(compute, x_TM, into_TN.dtype());
-  ops::copy_blocks(compute, x, into_TN, {{0, 0, 0, column, x.dim(0), x.dim(1)}});
+  ops::put_columns(compute, ops::in_dtype(compute, x_TM, into_TN.dtype()), into_TN, column);
 }
 
 }  // namespace mtrain::parallel

@@ -77,6 +77,7 @@ RecomputeOptions recompute_options(const recipe::RecomputeConfig& r, int64_t lay
     return {.attention_core = r.selects(Module::core_attn),
             .norms = r.selects(Module::layernorm),
             .mlp = r.selects(Module::mlp),
+            .latent_up = r.selects(Module::mla_up_proj),
             .experts = r.selects(Module::moe),
             .experts_act = r.selects(Module::moe_act),
             .shared_expert = r.selects(Module::shared_experts)};

@@ -8,6 +8,7 @@ namespace mtrain::plan {
 struct RecomputeOptions {
   // Recomputed in every layer: the attention core, the norms, the MLP.
   bool attention_core = false, norms = false, mlp = false;
+  bool latent_up = false;  // the heads of latent attention, from the latents
   // Recomputed in every layer with experts: the experts with their rows, the experts' activation,
   // the shared expert.
   bool experts = false, experts_act = false, shared_expert = false;

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <fmt/core.h>
@@ -141,7 +142,12 @@ void validate_yarn(const Recipe& r, Diagnostics& diagnostics) {
   const bool over = s.mscale.value_or(0) > 0, under = s.mscale_all_dim.value_or(0) > 0;
   const char* given = over ? "model.rope_scaling.mscale" : "model.rope_scaling.mscale_all_dim";
   // Latent attention reads mscale_all_dim by itself, too, for the factor of its scores.
-  if (r.model.multi_latent_attention && under) return;
+  if (r.model.multi_latent_attention && under) {
+    if (s.attention_factor && over)
+      diagnostics.warn(given, "is ignored, since attention_factor is given",
+                       "leave one of them out");
+    return;
+  }
   if (s.attention_factor && (over || under))
     diagnostics.warn(given, "is ignored, since attention_factor is given", "leave one of them out");
   else if (over != under)
@@ -280,24 +286,40 @@ void validate_latent_attention(const Recipe& r, Diagnostics& diagnostics) {
   const recipe::ModelConfig& m = r.model;
   const char* on = "model.multi_latent_attention";
   if (!m.multi_latent_attention) {
-    const Recipe defaults;
-    // A saved recipe has all fields; those that nothing changed have their defaults.
-    const auto changed = [&](const char* field) {
-      const recipe::SchemaRow* row = recipe::find_row(field);
-      return r.given(field) && row->show(r) != row->show(defaults);
-    };
-    for (const char* field : {"model.q_lora_rank", "model.kv_lora_rank", "model.qk_nope_head_dim",
-                              "model.qk_rope_head_dim", "model.v_head_dim"})
-      diagnostics.require(!changed(field), {field, on},
+    const recipe::ModelConfig usual;  // a printed recipe also names sizes that nobody has chosen
+    const std::pair<const char*, bool> sizes[]{
+        {"model.q_lora_rank", m.q_lora_rank == usual.q_lora_rank},
+        {"model.kv_lora_rank", m.kv_lora_rank == usual.kv_lora_rank},
+        {"model.qk_nope_head_dim", m.qk_nope_head_dim == usual.qk_nope_head_dim},
+        {"model.qk_rope_head_dim", m.qk_rope_head_dim == usual.qk_rope_head_dim},
+        {"model.v_head_dim", m.v_head_dim == usual.v_head_dim}};
+    for (const auto& [field, unused] : sizes)
+      diagnostics.require(unused, {field, on},
                           "belongs to latent attention, but multi_latent_attention is false",
                           "set model.multi_latent_attention: true, or remove it");
     return;
   }
+  diagnostics.require(r.mixed_precision.fp8 == recipe::Fp8Format::none, {on, "mixed_precision.fp8"},
+                      "latent attention with 8-bit GEMMs is not supported yet",
+                      "leave mixed_precision.fp8 out");
+  diagnostics.require(!m.qkv_bias() && !m.proj_bias(), {on},
+                      "biases of latent attention are not supported yet", "leave them out");
   diagnostics.require(m.kv_heads() == m.num_attention_heads,
                       {"model.num_query_groups", "model.num_attention_heads", on},
                       fmt::format("in latent attention each of the {} query heads has keys, not {}",
                                   m.num_attention_heads, m.kv_heads()),
                       "leave num_query_groups out");
+  // Folders give the rotated part of a head, or all of it.
+  diagnostics.require(
+      !m.kv_channels || *m.kv_channels == m.head_dim() || *m.kv_channels == m.qk_rope_head_dim,
+      {"model.kv_channels", on},
+      fmt::format("a head of latent attention has {} + {} elements", m.qk_nope_head_dim,
+                  m.qk_rope_head_dim),
+      "leave kv_channels out");
+  if (const auto eps = spec::LatentProjections{}.norm_eps;
+      r.given("model.norm_epsilon") && m.norm_epsilon != eps)
+    diagnostics.resolved("model.norm_epsilon",
+                         fmt::format("the norms of latents add {}, as transformers' do", eps));
   diagnostics.require(m.qk_rope_head_dim % 2 == 0, {"model.qk_rope_head_dim"},
                       "rotary positions turn pairs of elements, and this is odd",
                       "set an even number");

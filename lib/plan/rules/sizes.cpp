@@ -22,7 +22,10 @@ bool validate_sizes(const Recipe& r, const Layout& l, Diagnostics& diagnostics) 
   const double sample = double(sample_length(r)), batch = double(r.train.global_batch_size);
   const double tokens = sample * double(std::max(l.micro_batch, r.train.micro_batch_size));
   const double layers = double(m.num_layers), hidden = double(m.hidden_size);
-  const double heads = double(m.num_attention_heads) * double(m.head_dim());
+  const bool latent = m.multi_latent_attention;
+  const double latents = latent ? double(m.q_lora_rank.value_or(0)) + double(m.kv_lora_rank) : 0;
+  const double heads =
+      double(m.num_attention_heads) * double(m.head_dim() + (latent ? m.v_head_dim : 0));
   const auto experts = double(std::max<int64_t>(1, m.moe.num_experts));
   const double expert_ffn = std::max(double(m.moe.ffn_hidden_size.value_or(m.ffn_size())),
                                      double(m.moe.shared_expert_ffn_hidden_size.value_or(0)));
@@ -41,6 +44,9 @@ bool validate_sizes(const Recipe& r, const Layout& l, Diagnostics& diagnostics) 
   check(
       layers * hidden * heads, "values of the weights of attention",
       {"model.num_layers", "model.hidden_size", "model.num_attention_heads", "model.kv_channels"});
+  check(
+      layers * (hidden + heads) * latents, "values of the weights of attention",
+      {"model.num_layers", "model.num_attention_heads", "model.q_lora_rank", "model.kv_lora_rank"});
   check(layers * hidden * double(m.ffn_size()), "values of the weights of the MLP",
         {"model.num_layers", "model.hidden_size", "model.ffn_hidden_size"});
   check(layers * hidden * experts * expert_ffn, "values of the weights of experts",
@@ -51,7 +57,7 @@ bool validate_sizes(const Recipe& r, const Layout& l, Diagnostics& diagnostics) 
         {"model.max_position_embeddings", "model.hidden_size"});
   check(tokens * double(m.vocab_size), "logits of a micro-batch",
         {"dataset.seq_length", "model.vocab_size", "train.micro_batch_size"});
-  check(tokens * layers * (hidden + heads), "activations of a micro-batch",
+  check(tokens * layers * (hidden + heads + latents), "activations of a micro-batch",
         {"dataset.seq_length", "model.num_layers", "model.hidden_size", "train.micro_batch_size"});
   check(tokens * layers * (double(m.ffn_size()) + expert_ffn), "activations of a micro-batch",
         {"dataset.seq_length", "model.num_layers", "model.ffn_hidden_size",

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include <fmt/core.h>
 
 #include "plan/cuda_graphs.h"
@@ -6,6 +8,26 @@
 
 namespace mtrain::plan {
 namespace {
+
+void note_latent_module(const Recipe& r, Diagnostics& diagnostics) {
+  using Module = recipe::RecomputeModule;
+  if (!r.recompute.selects(Module::mla_up_proj)) return;
+  const char* field = "recompute.modules";
+  if (!r.model.multi_latent_attention)
+    return diagnostics.warn(
+        field, "mla_up_proj has nothing to recompute: the model has no latent attention",
+        "use core_attn, mlp and layernorm");
+  const auto& types = r.distributed.cp_comm_type;
+  const bool exchanged = std::ranges::any_of(types, [](ContextMethod m) {
+    return m == ContextMethod::a2a || m == ContextMethod::a2a_p2p;
+  });
+  diagnostics.require(
+      r.distributed.cp_size == 1 || !exchanged || r.recompute.selects(Module::core_attn),
+      {field, "distributed.cp_comm_type"},
+      "mla_up_proj saves nothing where attention keeps the heads that a2a has "
+      "exchanged",
+      "add core_attn to recompute.modules, or choose p2p or all_gather");
+}
 
 // Reports which of the listed modules have no effect.
 void note_modules(const Recipe& r, Diagnostics& diagnostics) {
@@ -27,6 +49,7 @@ void note_modules(const Recipe& r, Diagnostics& diagnostics) {
           fmt::format("{} has nothing to recompute: the model is dense, without experts",
                       enum_name(module)),
           "use core_attn, mlp and layernorm");
+  note_latent_module(r, diagnostics);
   if (c.selects(Module::shared_experts) && experts && !r.model.moe.shared_expert_ffn_hidden_size)
     warn_or_refuse(r, field, "shared_experts has nothing to recompute: there is no shared expert",
                    diagnostics);

@@ -59,18 +59,6 @@ void check_float8(const Recipe& r, const Missing& missing) {
           "set train.device: cuda; or debug.emulate_fp8: true, to try what they compute");
 }
 
-template <class Missing>
-void check_latent_attention(const Recipe& r, const Missing& missing) {
-  if (!r.model.multi_latent_attention) return;
-  const char* field = "model.multi_latent_attention";
-  missing(r.train.device == recipe::DeviceChoice::cuda, field, "latent attention on a GPU",
-          "set train.device: cpu");
-  missing(r.mixed_precision.fp8 != recipe::Fp8Format::none, field,
-          "8-bit GEMMs with latent attention", "leave mixed_precision.fp8 out");
-  missing(r.model.qkv_bias() || r.model.proj_bias(), field, "biases of latent attention",
-          "leave them out");
-}
-
 }  // namespace
 
 void check_supported(const Recipe& r, Diagnostics& diagnostics) {
@@ -93,7 +81,6 @@ void check_supported(const Recipe& r, Diagnostics& diagnostics) {
           "distributed.mp_policy.output_dtype", "fp16 outputs of bf16 weights", "use bf16 or fp32");
   check_experts(r, missing);
   check_float8(r, missing);
-  check_latent_attention(r, missing);
 }
 
 }  // namespace mtrain::plan

@@ -34,7 +34,7 @@ constexpr auto enum_names(RecomputeMethod) {
                     EnumName{RecomputeMethod::block, "block"}};
 }
 
-enum class RecomputeModule { core_attn, layernorm, mlp, moe, moe_act, shared_experts };
+enum class RecomputeModule { core_attn, layernorm, mlp, moe, moe_act, shared_experts, mla_up_proj };
 constexpr auto enum_names(RecomputeModule) {
   using M = RecomputeModule;
   return std::array{EnumName{M::core_attn, "core_attn"},
@@ -43,7 +43,8 @@ constexpr auto enum_names(RecomputeModule) {
                     EnumName{M::mlp, "mlp"},
                     EnumName{M::moe, "moe"},
                     EnumName{M::moe_act, "moe_act"},
-                    EnumName{M::shared_experts, "shared_experts"}};
+                    EnumName{M::shared_experts, "shared_experts"},
+                    EnumName{M::mla_up_proj, "mla_up_proj"}};
 }
 
 struct RecomputeConfig {
@@ -72,12 +73,14 @@ struct RecomputeConfig {
             &RecomputeConfig::num_layers,
             "full: layers per group, or per stage",
             {.aliases = "model.recompute_num_layers", .min = 1}},
-      Field{"modules",
-            &RecomputeConfig::modules,
-            "selective: the modules to recompute. layernorm: the outputs of a layer's norms, "
-            "whatever recompute.cheap is; together with core_attn, also those of the norms of "
-            "queries and keys",
-            {.aliases = "model.recompute_modules"}},
+      Field{
+          "modules",
+          &RecomputeConfig::modules,
+          "selective: the modules to recompute. layernorm: the outputs of a layer's norms, "
+          "whatever recompute.cheap is; together with core_attn, also those of the norms of "
+          "queries and keys. mla_up_proj: queries, keys and values of latent attention, from their "
+          "latents",
+          {.aliases = "model.recompute_modules"}},
       Field{"cheap", &RecomputeConfig::cheap,
             "recompute the outputs of norms and activation functions in backward, which takes few "
             "operations; false keeps them; auto keeps them on a GPU if the planned memory leaves a "

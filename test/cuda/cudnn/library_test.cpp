@@ -54,6 +54,9 @@ struct Case {
   float cap = 0;
   int64_t documents = 0, longest = 0;
   DType type = DType::bf16;
+  int64_t Dv = 0;  // elements of a head of v; 0: D
+  int64_t value_dim() const { return Dv > 0 ? Dv : D; }
+  int64_t kv_width() const { return G * (D + value_dim()); }
 };
 
 AttentionShape shape_of(const Case& c) {
@@ -67,6 +70,7 @@ AttentionShape shape_of(const Case& c) {
           .A = c.A,
           .G = c.G,
           .D = c.D,
+          .Dv = c.Dv,
           .causal = c.causal,
           .q_start = c.block && c.causal ? c.Skv - c.Sq : 0,
           .window = c.window,
@@ -80,12 +84,12 @@ AttentionShape shape_of(const Case& c) {
 AttentionForward forward_of(const Case& c) {
   const ConstSpan of_type{nullptr, 0, c.type};
   const Span out{nullptr, 0, c.block ? DType::f32 : c.type};
-  const int64_t row = (c.A + 2 * c.G) * c.D;
+  const int64_t row = c.A * c.D + c.kv_width();
   return {.shape = shape_of(c),
           .q = {of_type, row},
           .k = {of_type, row},
           .v = {of_type, row},
-          .out = {out, c.A * c.D}};
+          .out = {out, c.A * c.value_dim()}};
 }
 AttentionBackward backward_of(const Case& c, bool deterministic) {
   const AttentionForward f = forward_of(c);
@@ -95,11 +99,11 @@ AttentionBackward backward_of(const Case& c, bool deterministic) {
           .q = f.q,
           .k = f.k,
           .v = f.v,
-          .out = {{nullptr, 0, c.type}, c.A * c.D},
-          .dout = {{nullptr, 0, c.type}, c.A * c.D},
+          .out = {{nullptr, 0, c.type}, c.A * c.value_dim()},
+          .dout = {{nullptr, 0, c.type}, c.A * c.value_dim()},
           .dq = {gradient, c.block ? c.A * c.D : row},
-          .dk = {gradient, c.block ? 2 * c.G * c.D : row},
-          .dv = {gradient, c.block ? 2 * c.G * c.D : row},
+          .dk = {gradient, c.block ? c.kv_width() : row},
+          .dv = {gradient, c.block ? c.kv_width() : row},
           .add_dq = c.block,
           .add_dkv = c.block,
           .fixed_order = deterministic};
@@ -181,6 +185,13 @@ const std::vector<Case> kCapped = {
     {"cap, block", 1, 2048, 8192, 32, 16, 128, true, 0, true, 50},
     {"cap, block, window", 1, 2048, 8192, 8, 4, 256, true, 4096, true, 50}};
 
+// The heads of DeepSeek-V3 and its relatives.
+const std::vector<Case> kLatent = {
+    {"latent", 1, 4096, 4096, 16, 16, 192, true, 0, false, 0, 0, 0, DType::bf16, 128},
+    {"latent, B 2", 2, 1024, 1024, 8, 8, 192, true, 0, false, 0, 0, 0, DType::bf16, 128},
+    {"latent, pack", 1, 4096, 4096, 16, 16, 192, true, 0, false, 0, 16, 700, DType::bf16, 128},
+    {"latent, block", 1, 2048, 4096, 16, 16, 192, true, 0, true, 0, 0, 0, DType::bf16, 128}};
+
 void require_plans(const std::vector<Case>& cases, const Gpu& gpu) {
   for (const Case& c : cases) {
     CAPTURE(gpu.name, c.name);
@@ -237,6 +248,12 @@ TEST_CASE("cuDNN has plans for capped scores on a described H200") {
   if (can_ask("plans of capped scores")) require_plans(kCapped, kH200);
 }
 
+TEST_CASE("cuDNN has plans for values of another size than keys on described H200s and B200s") {
+  if (!can_ask("plans of latent attention")) return;
+  for (const Gpu& gpu : {kH200, kB200}) require_plans(kLatent, gpu);
+  CHECK_THAT(why_not(kLatent[0], kA100, false), Catch::Contains("heads of 192"));
+}
+
 TEST_CASE("cuDNN has plans for a described A100 and a described B200") {
   if (!can_ask("plans for an A100 and a B200")) return;
   const std::vector<Case> cases{{"causal", 4, 1024, 1024, 12, 4, 64},
@@ -290,7 +307,7 @@ TEST_CASE("the table of engines", "[.table]") {
   const Gpu* const gpus[] = {&kH100, &kH200, &kB200};
   for (const Gpu* gpu : gpus) std::printf(" %s |", gpu->name);
   std::printf("\n|---|---|---|---|---|---|\n");
-  for (const auto* cases : {&kPlain, &kPacked, &kBlocks, &kCapped})
+  for (const auto* cases : {&kPlain, &kPacked, &kBlocks, &kCapped, &kLatent})
     for (const Case& c : *cases)
       for (const int pass : {0, 1, 2}) {
         std::printf("| %s | %d x %d x %d, %d/%d, %d | %s |", c.name, int(c.B), int(c.Sq),
