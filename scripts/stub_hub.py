@@ -41,14 +41,19 @@ SIZES = [
     (r"Seed-OSS-36B", "seed_oss", 64, 5120, 80, 8, 27648, 155136),
     (r"GLM-4\.5-Air", "glm4_moe", 46, 4096, 96, 8, 10944, 151552),
     (r"GLM-4\.7$", "glm4_moe", 92, 5120, 96, 8, 12288, 151552),
+    (r"DeepSeek-V3(-Base|-0324|\.1)?$", "deepseek_v3", 61, 7168, 128, 128, 18432, 129280),
+    (r"Kimi-K2", "kimi_k2", 61, 7168, 64, 64, 18432, 163840),
+    (r"Moonlight-16B", "deepseek_v3", 27, 2048, 16, 16, 11264, 163840),
+    (r"DeepSeek-V2-Lite", "deepseek_v2", 27, 2048, 16, 16, 10944, 102400),
+    (r"GLM-4\.7-Flash", "glm4_moe_lite", 47, 2048, 20, 20, 10240, 154880),
     (r"gpt2$", "gpt2", 12, 768, 12, 12, 3072, 50257),
 ]
 # Families that mtrain does not build: the name alone decides what it reports.
 OTHERS = [
     (r"gpt-oss", "gpt_oss"), (r"Nemotron-3|Nemotron-Nano-9B", "nemotron_h"), (r"Nemotron-Flash", "nemotron_flash"),
     (r"Super-49B", "nemotron-nas"), (r"DeepSeek-V3\.2|deepseek-v32", "deepseek_v32"), (r"DeepSeek-V4", "deepseek_v4"),
-    (r"DeepSeek-V3|Moonlight|Kimi-K2", "deepseek_v3"), (r"Kimi-Linear", "kimi_linear"), (r"Kimi-K3", "kimi_k3"),
-    (r"GLM-4\.7-Flash", "glm4_moe_lite"), (r"GLM-5", "glm_moe_dsa"), (r"Ling-", "bailing_moe_v2"),
+    (r"Kimi-Linear", "kimi_linear"), (r"Kimi-K3", "kimi_k3"),
+    (r"GLM-5", "glm_moe_dsa"), (r"Ling-", "bailing_moe_v2"),
     (r"MiniMax-M2", "minimax_m2"), (r"Falcon-H1", "falcon_h1"), (r"Baichuan", "baichuan"), (r"c4ai", "cohere2"),
     (r"phi-2", "phi"), (r"gemma-7b", "gemma"), (r"gemma-4", "gemma4"), (r"glm-4-9b", "glm"), (r"t5-small", "t5"),
     (r"starcoder2", "starcoder2"), (r"Hy3|Hy-MT2", "hy_v3"), (r"Step-3\.5", "step3p5"), (r"MiMo", "mimo_v2_flash"),
@@ -73,7 +78,23 @@ def experts_of(kind, name):
                 "moe_intermediate_size": 1536 if large else 1408, "first_k_dense_replace": 3 if large else 1,
                 "n_group": 1, "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 2.5 if large else 1.0,
                 "partial_rotary_factor": 0.5, "use_qk_norm": large, "attention_bias": True}
+    # experts, of a token, width of one, shared ones, dense layers, groups, groups of a token, scale, q_lora_rank
+    sizes = {"DeepSeek-V3": (256, 8, 2048, 1, 3, 8, 4, 2.5, 1536), "Kimi-K2": (384, 8, 2048, 1, 1, 1, 1, 2.827, 1536),
+             "Moonlight": (64, 6, 1408, 2, 1, 1, 1, 2.446, None), "DeepSeek-V2": (64, 6, 1408, 2, 1, 1, 1, 1.0, None),
+             "GLM-4.7-Flash": (64, 4, 1536, 1, 1, 1, 1, 1.8, 768)}
+    for part, (experts, chosen, width, shared, dense, groups, best, scale, q_lora) in sizes.items():
+        if part in name:
+            flash, v2 = part.startswith("GLM"), kind == "deepseek_v2"
+            return {"n_routed_experts": experts, "num_experts_per_tok": chosen, "moe_intermediate_size": width,
+                    "n_shared_experts": shared, "first_k_dense_replace": dense, "n_group": groups, "topk_group": best,
+                    "routed_scaling_factor": scale, "norm_topk_prob": not v2, "q_lora_rank": q_lora or NULL,
+                    "kv_lora_rank": 512, "qk_nope_head_dim": 192 if flash else 128, "qk_rope_head_dim": 64,
+                    "v_head_dim": 256 if flash else 128, "topk_method": "greedy" if v2 else "noaux_tc",
+                    "scoring_func": "softmax" if v2 else "sigmoid", "num_nextn_predict_layers": 0}
     return {}
+
+
+NULL = object()  # a key whose value is null
 
 
 def config_of(name):
@@ -102,7 +123,7 @@ def config_of(name):
             config.update({"attention_multiplier": 0.015625, "embedding_multiplier": 12.0, "residual_multiplier": 0.22,
                            "logits_scaling": 8.0})
         config.update(experts_of(kind, name))
-        return {key: value for key, value in config.items() if value is not None}
+        return {key: None if value is NULL else value for key, value in config.items() if value is not None}
     for pattern, kind in OTHERS:
         if re.search(pattern, name):
             return {"model_type": kind, "hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 16}

@@ -66,15 +66,17 @@ __device__ __forceinline__ float sum_of_best(const float* value, int size, int n
 __device__ __forceinline__ uint64_t outside_best_groups(const RouterForm& form, const float* value,
                                                         float* group, int E, int K, int lane) {
   const int groups = int(form.groups), size = E / groups;
+  const int ranked =
+      form.group_experts > 0 ? int(form.group_experts) : max(1, K / int(form.best_groups));
   for (int g = lane; g < groups; g += kWarp)
-    group[g] = sum_of_best(value + g * size, size, min(size, max(1, K / int(form.best_groups))));
+    group[g] = sum_of_best(value + g * size, size, min(size, ranked));
   __syncwarp();
   uint64_t taken = ~uint64_t(0), groups_taken = 0;
   for (int n = 0; n < int(form.best_groups); ++n) {
-    const Best best = best_of(group, groups_taken, groups, lane);
-    take(groups_taken, best.expert, lane);
+    const int chosen = best_of(group, groups_taken, groups, lane).expert;
+    take(groups_taken, chosen, lane);
     for (int e = lane, i = 0; e < E; e += kWarp, ++i)
-      if (e / size == best.expert) taken &= ~(uint64_t(1) << i);
+      if (e / size == chosen) taken &= ~(uint64_t(1) << i);
   }
   return taken;
 }

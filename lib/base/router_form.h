@@ -21,8 +21,9 @@ struct RouterForm {
   bool normalize = false;    // a token's weights are divided by their sum
   float scale = 1;           // a factor on all weights
   // Experts form groups of equal size, and a token's experts are chosen from the best groups alone.
-  // A group's score is the sum of its best K / best_groups scores (at least of one).
-  int64_t groups = 1, best_groups = 1;
+  // A group's score is the sum of its best `group_experts` scores; 0: of K / best_groups, at
+  // least 1.
+  int64_t groups = 1, best_groups = 1, group_experts = 0;
 
   bool operator==(const RouterForm&) const = default;
 };

@@ -174,11 +174,29 @@ void put_no_rope(const ModelConfig& m, json& config) {
   config["no_rope_layers"] = layers;
 }
 
+// A router like DeepSeek-V2's chooses from all experts, or from groups ranked by their best expert.
+void put_groups(const recipe::MoeConfig& moe, json& config) {
+  const bool limited = moe.num_groups.value_or(1) > moe.group_topk.value_or(1);
+  if (limited || config.contains("topk_method"))
+    config["topk_method"] = limited ? "group_limited_greedy" : "greedy";
+  if (!limited) return;
+  config["n_group"] = *moe.num_groups;
+  config["topk_group"] = *moe.group_topk;
+}
+
+void put_mlp_types(const ModelConfig& m, json& config) {
+  json types = json::array();
+  for (const char layer : layers_with_experts(m))
+    types.push_back(layer == '1' ? "sparse" : "dense");
+  config["mlp_layer_types"] = types;
+}
+
 json config_of(const Recipe& recipe, const Family& family, const ConfigText& text) {
   const std::string_view model_type = family.model_type;
   json config = text.base.empty() ? json::object() : parse_json(text.base, "config.json");
   // Keys of a different family would have a different meaning, or none.
-  if (!config.is_object() || config.value("model_type", json()) != model_type)
+  const json written = config.is_object() ? config.value("model_type", json()) : json();
+  if (written != model_type && (family.other_type.empty() || written != family.other_type))
     config = json::object();
   const Recipe r = in_terms_of_keys(recipe);
   for (const ConfigKey& key : config_keys(family)) {
@@ -190,9 +208,12 @@ json config_of(const Recipe& recipe, const Family& family, const ConfigText& tex
   // If these keys were absent, transformers would compute positions and windows in its own way.
   put_rope(r.model, family.rope, config);
   put_window(r.model, family.window, config);
+  if (family.deepseek_v2_router) put_groups(r.model.moe, config);
+  if (family.lists_mlp_types) put_mlp_types(recipe.model, config);
   if (!family.mtp_layers_key.empty())
     config[std::string(family.mtp_layers_key)] =
         names_predictions(family, recipe.model) ? recipe.model.mtp_num_layers : 0;
+  config.erase("quantization_config");  // exports are never quantized
   // Records the ignored keys, since other programs may compute with them.
   if (!recipe.model.ignore_keys.empty()) config["_mtrain_ignored_keys"] = recipe.model.ignore_keys;
   config["architectures"] = {family.class_name};

@@ -67,6 +67,7 @@ fs::path origin_of(const fs::path& checkpoint) {
 }
 
 DType type_of(std::string_view name) {
+  if (name == "F8_E4M3") return DType::bf16;  // weights in 8 bits are read as bf16
   return name == "BF16" ? DType::bf16 : name == "F16" ? DType::f16 : DType::f32;
 }
 

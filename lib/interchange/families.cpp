@@ -26,6 +26,7 @@ namespace mtrain::interchange {
   X(glm4_moe)          \
   X(deepseek_v2)       \
   X(deepseek_v3)       \
+  X(glm4_moe_lite)     \
   X(gpt2)
 
 #define MT_DECLARE(name) Family name();
@@ -42,7 +43,10 @@ bool names_predictions(const Family& family, const ModelConfig& m) {
 }
 
 const Family* find_family(std::string_view model_type) {
-  const auto at = std::ranges::find(families(), model_type, &Family::model_type);
+  const auto at = std::ranges::find_if(families(), [&](const Family& family) {
+    return model_type == family.model_type ||
+           (!model_type.empty() && model_type == family.other_type);
+  });
   return at == families().end() || at->keys.empty() ? nullptr : &*at;
 }
 

@@ -35,7 +35,9 @@ struct FamilyKey {
   bool recipe_wins = false;  // with `field`: a training setting, which the recipe may override
 };
 
-// A key whose value must be one of `values`, separated by blanks: those that mtrain computes.
+// A key whose value must be one of `values`, separated by blanks: those that mtrain computes. If
+// `values` is kAnyValue, a reader of its own reads the key.
+constexpr std::string_view kAnyValue = "*";
 struct OnlyValue {
   std::string_view key, values;
 };
@@ -63,6 +65,9 @@ enum class RopeRule {
 struct Family {
   std::string_view model_type;       // in config.json, and the name of the architecture
   std::string_view class_name = {};  // in config.json's list of architectures
+  // A model_type under which a publisher writes models of the family. Exports have the family's
+  // own.
+  std::string_view other_type = {};
   // The class of its configuration in transformers, and its name within the names of
   // Megatron-Bridge's providers. Recipes of other systems may name these.
   std::string_view config_class = {}, bridge_name = {};
@@ -72,7 +77,10 @@ struct Family {
   int64_t window_pattern = 0;
   RopeRule rope = RopeRule::any;
   // Whether the router is DeepSeek-V3's: sigmoid scores, groups ranked by two experts, and biases.
-  bool deepseek_v3_router = false;
+  // Or DeepSeek-V2's, which may choose from groups ranked by their best expert.
+  bool deepseek_v3_router = false, deepseek_v2_router = false;
+  // Whether a list, mlp_layer_types, says which layers have experts.
+  bool lists_mlp_types = false;
   // Sets the published choices (norm, positions, biases) in which the family differs from Llama.
   void (*defaults)(ModelConfig&) = nullptr;
   std::string_view prefix = "model.";  // before base-model names; a base model's folder lacks it
@@ -94,7 +102,7 @@ const std::vector<Family>& families();
 // Whether folders of the family have the model's layers of multi-token prediction.
 bool names_predictions(const Family& family, const ModelConfig& model);
 
-// Returns the family with this model_type; null if mtrain reads no folders of it.
+// Returns the family with this model_type or other_type; null if mtrain reads no folders of it.
 const Family* find_family(std::string_view model_type);
 
 }  // namespace mtrain::interchange

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <charconv>
 #include <cstring>
+#include <functional>
+#include <set>
 
 #include <fmt/core.h>
 #include <fmt/ranges.h>
@@ -86,12 +88,17 @@ void check_tensor_count(const storage::SafetensorsFolder& folder, const spec::Mo
 }
 
 std::vector<std::string> tensor_mistakes(const storage::SafetensorsFolder& folder,
-                                         const TensorMap& map, const MtpLayers& mtp) {
+                                         const TensorMap& map, const MtpLayers& mtp,
+                                         const std::optional<storage::ScaleBlock>& scales) {
   std::vector<std::string> mistakes, unused;
+  std::set<std::string, std::less<>> used_scales;
+  for (const storage::StoredTensor* t : folder.tensors())
+    if (scales && storage::has_scales(*t) && (map.find_hf(t->name) || t->name == map.tied_copy()))
+      used_scales.insert(storage::scale_name(t->name));
   int suggestions = 0;
   for (const storage::StoredTensor* t : folder.tensors())
     if (!map.find_hf(t->name) && t->name != map.tied_copy() && !is_buffer(map.family(), t->name) &&
-        !mtp.contains(map.family(), t->name))
+        !mtp.contains(map.family(), t->name) && !used_scales.contains(t->name))
       unused.push_back(t->name);
   const auto check = [&](const std::string& name, const Shape& shape,
                          const std::string& mtrain_name) {
@@ -108,9 +115,15 @@ std::vector<std::string> tensor_mistakes(const storage::SafetensorsFolder& folde
     if (t.shape != dims(shape))
       mistakes.push_back(fmt::format("{}: its shape is {}, and config.json asks for {}",
                                      folder.origin(name), shape_text(t.shape), shape.str()));
-    if (!t.dtype || !(is_float(*t.dtype) || *t.dtype == DType::f64))
+    if (scales && storage::has_scales(t)) {
+      if (std::string wrong = storage::scale_mistake(folder, t, *scales); !wrong.empty())
+        mistakes.push_back(std::move(wrong));
+    } else if (!t.dtype || !(is_float(*t.dtype) || *t.dtype == DType::f64))
       mistakes.push_back(
-          fmt::format("{}: mtrain cannot read weights of type {}", folder.origin(name), t.type));
+          fmt::format("{}: mtrain cannot read weights of type {}{}", folder.origin(name), t.type,
+                      storage::has_scales(t) ? " without a quantization_config in config.json that "
+                                               "names the blocks of their scales"
+                                             : ""));
   };
   for (const TensorPiece* p : map.pieces()) check(p->hf_name, p->shape, p->name);
   if (!map.tied_copy().empty() && folder.contains(map.tied_copy()))
@@ -125,14 +138,14 @@ std::vector<std::string> tensor_mistakes(const storage::SafetensorsFolder& folde
 }
 
 namespace {
-bool equal_tensors(const storage::SafetensorsFolder& folder, const std::string& one,
+bool equal_tensors(const storage::ValueSource& values, const std::string& one,
                    const std::string& other, int64_t elements) {
   std::vector<float> a, b;
   for (int64_t first = 0; first < elements; first += kComparedAtOnce) {
     const int64_t count = std::min(kComparedAtOnce, elements - first);
     a.resize(size_t(count)), b.resize(size_t(count));
-    folder.read(one, first, count, a.data());
-    folder.read(other, first, count, b.data());
+    values.read(one, first, count, a.data());
+    values.read(other, first, count, b.data());
     // NaN equals itself.
     if (std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) != 0) return false;
   }
@@ -140,13 +153,14 @@ bool equal_tensors(const storage::SafetensorsFolder& folder, const std::string& 
 }
 }  // namespace
 
-void check_copies(const storage::SafetensorsFolder& folder, const TensorMap& map) {
+void check_copies(const storage::SafetensorsFolder& folder, const storage::ValueSource& values,
+                  const TensorMap& map) {
   const auto name_of = [&](std::string_view table) {
     return map.find(table)->pieces.front().hf_name;
   };
   if (const std::string& copy = map.tied_copy(); !copy.empty() && folder.contains(copy)) {
     const std::string name = name_of("embedding.weight");
-    if (!equal_tensors(folder, name, copy, map.find("embedding.weight")->shape.count()))
+    if (!equal_tensors(values, name, copy, map.find("embedding.weight")->shape.count()))
       throw UserError(
           fmt::format("tie_word_embeddings is true, and {} differs from {}", copy, name),
           "set tie_word_embeddings: false in config.json if the output layer has weights of its "
@@ -154,7 +168,7 @@ void check_copies(const storage::SafetensorsFolder& folder, const TensorMap& map
   }
   for (const TensorPiece& copy : map.copies())
     if (folder.contains(copy.hf_name) &&
-        !equal_tensors(folder, name_of(copy.name), copy.hf_name, copy.shape.count()))
+        !equal_tensors(values, name_of(copy.name), copy.hf_name, copy.shape.count()))
       throw UserError(fmt::format("{} differs from {}, which multi-token prediction shares",
                                   copy.hf_name, name_of(copy.name)),
                       "set model.mtp_num_layers: 0 to leave these layers out");

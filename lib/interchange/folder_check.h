@@ -2,12 +2,14 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "interchange/tensor_map.h"
 #include "storage/safetensors_folder.h"
+#include "storage/scaled_folder.h"
 
 namespace mtrain::interchange {
 
@@ -27,13 +29,15 @@ void check_tensor_count(const storage::SafetensorsFolder& folder, const spec::Mo
 
 // Returns one line for each tensor that is missing, is not used, or has a different shape or a
 // dtype that cannot be read. Skips known buffers of older versions, and the layers of `mtp`.
-// Reads no data.
+// Weights may be in 8 bits if `scales` is given; their scales are then checked, too. Reads no data.
 std::vector<std::string> tensor_mistakes(const storage::SafetensorsFolder& folder,
-                                         const TensorMap& map, const MtpLayers& mtp = {});
+                                         const TensorMap& map, const MtpLayers& mtp = {},
+                                         const std::optional<storage::ScaleBlock>& scales = {});
 
 // Throws UserError if embeddings are tied, but the folder's output layer differs from the table:
 // transformers would ignore that output layer. Or if TensorMap::copies() differ from what they
-// copy. Reads these tensors, piece by piece.
-void check_copies(const storage::SafetensorsFolder& folder, const TensorMap& map);
+// copy. Reads these tensors from `values`, piece by piece.
+void check_copies(const storage::SafetensorsFolder& folder, const storage::ValueSource& values,
+                  const TensorMap& map);
 
 }  // namespace mtrain::interchange

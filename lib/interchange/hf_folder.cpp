@@ -15,13 +15,17 @@
 #include "base/hub_cache.h"
 #include "base/strings.h"
 #include "interchange/config.h"
+#include "interchange/config/quantization.h"
 #include "interchange/folder_check.h"
 #include "recipe/model_spec.h"
 #include "storage/fingerprint.h"
+#include "storage/scaled_folder.h"
 
 namespace mtrain::interchange {
 
 namespace {
+
+namespace fs = std::filesystem;
 
 // Calls `f`, and adds the text of a UserError to `errors`.
 template <class F>
@@ -81,8 +85,12 @@ HfFolder open_hf_folder(const std::filesystem::path& path,
   check_tensor_count(*tensors, model, form);
   TensorMap map(model, *family, form);
   const MtpLayers unread{own + recipe->model.mtp_num_layers, own + named};
-  std::vector<std::string> mistakes = tensor_mistakes(*tensors, map, unread);
-  if (mistakes.empty()) collect(mistakes, [&] { check_copies(*tensors, map); });
+  const fs::path config = folder / "config.json";
+  const auto block = read_scale_block(read_file(config), config.string());
+  std::vector<std::string> mistakes = tensor_mistakes(*tensors, map, unread, block);
+  std::shared_ptr<const storage::ValueSource> values = tensors;
+  if (block) values = std::make_shared<storage::ScaledFolder>(tensors, *block);
+  if (mistakes.empty()) collect(mistakes, [&] { check_copies(*tensors, *values, map); });
   constexpr size_t kShown = 100;
   if (mistakes.size() > kShown) {
     const size_t more = mistakes.size() - kShown;
@@ -94,7 +102,8 @@ HfFolder open_hf_folder(const std::filesystem::path& path,
                                 folder.string(), fmt::join(mistakes, "\n  ")),
                     "download the folder again, or correct its config.json");
   std::string left_out = describe_mtp(*tensors, *family, unread);
-  return {std::move(*recipe), std::move(tensors), std::move(map), std::move(left_out)};
+  return {std::move(*recipe), std::move(tensors), std::move(values), std::move(map),
+          std::move(left_out)};
 }
 
 std::string fingerprint(const HfFolder& f) {
@@ -132,7 +141,7 @@ std::string describe(const HfFolder& f) {
       "model       {} layers{}, hidden {}, heads {} / {} of {}, ffn {}, vocabulary {}, positions "
       "{}{}{}\n"
       "parameters  {} ({})\n"
-      "tensors     {} of theirs, {} of mtrain's; types: {}\n"
+      "tensors     {} of theirs, {} of mtrain's; types: {}{}\n"
       "files       {} with {} of data\n"
       "{}{}\n",
       family.model_type, family.class_name, m.num_layers, predictions, m.hidden_size,
@@ -141,6 +150,7 @@ std::string describe(const HfFolder& f) {
       m.share_embeddings_and_output_weights ? ", tied embeddings" : "", experts,
       human_count(double(f.map.parameters())), f.map.parameters(), f.tensors->tensors().size(),
       f.map.tensors().size(), fmt::join(counts, ", "),
+      types.contains("F8_E4M3") ? " (F8_E4M3 is read as BF16)" : "",
       files == 1 ? "1 file" : fmt::format("{} files", files), human_bytes(double(bytes)), ignored,
       f.left_out.empty() ? "Every tensor is mapped."
                          : fmt::format("Every other tensor is mapped; {}.", f.left_out));

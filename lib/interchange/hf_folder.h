@@ -15,13 +15,13 @@ namespace mtrain::interchange {
 struct HfFolder {
   recipe::Recipe recipe;  // with the model section of config.json
   std::shared_ptr<const storage::SafetensorsFolder> tensors;
+  // The values of these tensors: `tensors` itself, unless weights are in 8 bits.
+  std::shared_ptr<const storage::ValueSource> values;
   TensorMap map;
   std::string left_out = {};  // a sentence about tensors that mtrain does not read; or empty
 
   // Returns the folder's values under mtrain's names.
-  std::shared_ptr<const HfSource> source() const {
-    return std::make_shared<HfSource>(tensors, map);
-  }
+  std::shared_ptr<const HfSource> source() const { return std::make_shared<HfSource>(values, map); }
 };
 
 // Opens the folder, which may be named as on the Hugging Face Hub (base/hub_cache.h). Throws one

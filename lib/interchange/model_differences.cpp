@@ -61,6 +61,12 @@ ModelConfig in_one_form(const ModelConfig& model) {
   moe.layer_freq = {1}, moe.sparse_step = 1, moe.first_dense_layers = 0;
   moe.num_groups = moe.num_groups.value_or(1);
   moe.group_topk = moe.group_topk.value_or(1);
+  // If all groups are chosen, their scores do not matter.
+  const bool ranked = *moe.group_topk < *moe.num_groups;
+  const int64_t scores =
+      moe.group_score_topk.value_or(std::max<int64_t>(1, moe.router_topk / *moe.group_topk));
+  moe.group_score_topk.reset();
+  if (ranked) moe.group_score_topk = std::min(scores, moe.num_experts / *moe.num_groups);
   // A softmax over a token's experts is a softmax over all experts whose weights are then
   // normalized.
   const bool softmax = moe.router_score == RouterScore::softmax;

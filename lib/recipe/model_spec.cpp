@@ -140,7 +140,8 @@ RouterForm router_form(const MoeConfig& moe) {
           .normalize = moe.norm_topk_prob && moe.router_topk > 1,
           .scale = float(moe.router_topk_scaling_factor),
           .groups = moe.num_groups.value_or(1),
-          .best_groups = moe.group_topk.value_or(1)};
+          .best_groups = moe.group_topk.value_or(1),
+          .group_experts = moe.group_score_topk.value_or(0)};
 }
 
 spec::Experts experts(const ModelConfig& m) {

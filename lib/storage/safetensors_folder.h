@@ -39,6 +39,10 @@ class SafetensorsFolder : public ValueSource {
   void read(std::string_view name, int64_t first, int64_t count, float* values) const override {
     file(name).read(name, first, count, values);
   }
+  // Copies bytes [first, first + bytes) of the tensor's data, of any type.
+  void read_bytes(std::string_view name, int64_t first, int64_t bytes, void* to) const {
+    file(name).read_bytes(name, first, bytes, to);
+  }
 
   // Returns how many bytes of data were read so far, without headers.
   int64_t bytes_read() const;

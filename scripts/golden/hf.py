@@ -66,6 +66,10 @@ def rope(theta, kind="default", **more):
     return dict(rope_type=kind, rope_theta=theta, **more)
 
 
+def without(sizes, key):
+    return {k: v for k, v in sizes.items() if k != key}
+
+
 # case: (configuration, whether the file is in 3 shards)
 CASES = {
     "llama": (transformers.LlamaConfig(**SIZES, rope_parameters=LLAMA3, rms_norm_eps=1e-5), False),
@@ -163,6 +167,19 @@ CASES = {
     "deepseek_v2_lite": (transformers.DeepseekV2Config(**dict(DIRECT, n_group=1), n_shared_experts=2,
                                                        rope_parameters=dict(YARN, mscale=0.707,
                                                                             mscale_all_dim=0.707)), True),
+    # Of four groups of two experts, a token's three experts come from two, ranked by their best expert.
+    "deepseek_v2_limited": (transformers.DeepseekV2Config(**dict(LATENT, n_group=4, topk_group=2, num_experts_per_tok=3,
+                                                                 routed_scaling_factor=16.0),
+                                                          topk_method="group_limited_greedy", n_shared_experts=2,
+                                                          rope_parameters=rope(1e4)), False),
+    "glm4_moe_lite": (transformers.Glm4MoeLiteConfig(**without(LATENT, "first_k_dense_replace"), n_shared_experts=1,
+                                                     rope_parameters=rope(1e4)), True),
+    # Groups ranked by two experts, of which a token has one; the second layer is dense.
+    "glm4_moe_lite_direct": (transformers.Glm4MoeLiteConfig(**without(dict(DIRECT, num_hidden_layers=3, n_group=4,
+                                                                           topk_group=2), "first_k_dense_replace"),
+                                                            n_shared_experts=2, tie_word_embeddings=True,
+                                                            mlp_layer_types=["sparse", "dense", "sparse"],
+                                                            rope_parameters=rope(1e4)), False),
     "seed_oss": (transformers.SeedOssConfig(**SIZES, head_dim=16, rope_parameters=rope(1e7), **PHI3), False),
     "seed_oss_tied": (transformers.SeedOssConfig(**SIZES, head_dim=16, attention_bias=False, mlp_bias=True,
                                                  tie_word_embeddings=True,
@@ -175,11 +192,12 @@ CASES = {
                                                 mlp_bias=True, tie_word_embeddings=True, rope_parameters=LLAMA3,
                                                 **PHI3), True),
 }
-# Cases whose gradients are stored, too.
-GRADIENTS = ("deepseek_v3", "deepseek_v2_lite")
+# Cases whose gradients are stored, too, and what three steps of AdamW make of them.
+GRADIENTS = ("deepseek_v3", "deepseek_v2_lite", "deepseek_v2_limited", "glm4_moe_lite")
 # The seeds of later cases; an earlier one has its number in the list.
 SEEDS = {"dots1": 101, "dots1_window": 102, "glm4_moe": 103, "glm4_moe_tied": 104, "smollm3": 201, "smollm3_untied": 202,
          "deepseek_v3": 401, "deepseek_v3_direct": 402, "deepseek_v2": 403, "deepseek_v2_lite": 404,
+         "deepseek_v2_limited": 405, "glm4_moe_lite": 406, "glm4_moe_lite_direct": 407,
          "olmo2": 203, "olmo2_tied": 204, "gemma2": 205, "gemma2_untied": 206, "gemma3_text": 207,
          "gemma3_text_untied": 208, "seed_oss": 301, "seed_oss_tied": 302, "granite": 303,
          "granite_tied": 304}
@@ -227,6 +245,29 @@ def gradients(model):
     return {name: p.grad.float().contiguous() for name, p in model.named_parameters()}
 
 
+def trained(model):
+    """The losses before each of four steps of AdamW with all ids but the last, and the weights after three of them.
+    Computed in float64. Vectors have no weight decay, and routers' biases stay."""
+    model = model.double()
+    matrices = [p for p in model.parameters() if p.dim() > 1]
+    vectors = [p for p in model.parameters() if p.dim() == 1]
+    optimizer = torch.optim.AdamW([dict(params=matrices, weight_decay=0.1), dict(params=vectors, weight_decay=0.0)],
+                                  lr=1e-2, betas=(0.9, 0.95), eps=1e-8)
+    losses = []
+    for step in range(4):
+        logits = model(input_ids=ids()[:, :-1], use_cache=False).logits
+        loss = torch.nn.functional.cross_entropy(logits.reshape(-1, V), ids()[:, 1:].reshape(-1))
+        losses.append(loss.item())
+        if step < 3:
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    weights = {name: p.detach().float().contiguous() for name, p in model.named_parameters()}
+    if model.config.tie_word_embeddings:
+        weights.pop("lm_head.weight", None)
+    return dict(weights, losses=torch.tensor(losses, dtype=torch.float64))
+
+
 def load(folder):
     """The model of a folder in fp32. No key may be missing, unexpected or of a wrong shape."""
     model, info = transformers.AutoModelForCausalLM.from_pretrained(
@@ -257,6 +298,7 @@ def write(case, seed):
                   EXPECTED / f"{case}.safetensors")
         if case in GRADIENTS:
             save_file(gradients(load(made)), EXPECTED / f"{case}_gradients.safetensors")
+            save_file(trained(load(made)), EXPECTED / f"{case}_adamw.safetensors")
     print(f"{case}: {sum(f.stat().st_size for f in folder.iterdir()) / 1024:.0f} KiB")
 
 

@@ -2,13 +2,7 @@
 // gradients of the first step. Runs under the stream sanitizer.
 #include <catch2/catch.hpp>
 
-#include "checkpoint/read_weights.h"
-#include "interchange/hf_folder.h"
-#include "interchange/model_source.h"
-#include "recipe/model_spec.h"
-#include "storage/safetensors.h"
 #include "test/support/comm_testing.h"
-#include "test/support/interchange_testing.h"
 #include "test/support/train_testing.h"
 #include "train_pieces.h"
 #include "train_ranks.h"
@@ -135,30 +129,6 @@ const std::vector<Layout> kLayouts{
      {"distributed.ep_size=2", "distributed.tp_size=2", "distributed.sequence_parallel=true"},
      true}};
 
-// The ids of a golden case: each sample but its last token, and the tokens after each.
-class GoldenIds : public data::Dataset {
- public:
-  explicit GoldenIds(const storage::SafetensorsReader& file) {
-    const Shape shape = file.shape("input_ids");
-    samples_ = shape[0], length_ = shape[1];
-    ids_.resize(size_t(shape.count()));
-    file.read_bytes("input_ids", 0, shape.count() * int64_t(sizeof(int32_t)), ids_.data());
-  }
-  int64_t seq_length() const override { return length_ - 1; }
-  int64_t size() const override { return samples_; }
-  void sample(int64_t index, data::Sample& out) const override {
-    const auto first = ids_.begin() + index % samples_ * length_;
-    out.input.assign(first, first + length_ - 1);
-    out.label.assign(first + 1, first + length_);
-    out.position.clear();
-    for (int64_t s = 0; s + 1 < length_; ++s) out.position.push_back(int32_t(s));
-  }
-
- private:
-  int64_t samples_, length_;
-  std::vector<int32_t> ids_;
-};
-
 std::vector<Result> train_layout(int ranks, const Changes& changes, int64_t steps) {
   const Recipe r = tiny(with(kLatent, changes), ranks);
   std::vector<Result> results(static_cast<size_t>(ranks));
@@ -263,48 +233,6 @@ TEST_CASE("latent attention trains packed documents alike under context parallel
     check(2, {"distributed.cp_size=2", fmt::format("distributed.cp_comm_type={}", type)});
   check(4, {"distributed.cp_size=4", "distributed.cp_comm_type=a2a+p2p",
             "distributed.hierarchical_context_parallel_sizes=[2,2]"});
-}
-
-TEST_CASE("gradients of latent attention are those of transformers") {
-  for (const std::string name : {"deepseek_v3", "deepseek_v2_lite"}) {
-    const std::string folder = (golden_hf() / name).string();
-    const auto expected = golden_hf() / "expected";
-    const auto data =
-        std::make_shared<GoldenIds>(storage::SafetensorsReader(expected / (name + ".safetensors")));
-    Diagnostics diagnostics;
-    const Recipe r = plan::load_recipe_text(
-        interchange::model_source(), "model: {}\n", "golden",
-        {"model.from=" + folder, "tokenizer={type: huggingface, path: unused}",
-         fmt::format("dataset.seq_length={}", data->seq_length()), "dataset.train=unused",
-         "train.run_dir=unused", "train.steps=1", "train.global_batch_size=2",
-         "train.micro_batch_size=2", "optimizer.clip_grad=0", "mixed_precision.name=fp32"},
-        diagnostics, 1);
-    REQUIRE(diagnostics.text(recipe::Severity::error) == "");
-    const auto device = Device::cpu(2, {.stream_sanitizer = true});
-    train::Trainer trainer =
-        make_trainer(*device, r, data, comm::World::alone(), r.model.vocab_size);
-    checkpoint::start_from(trainer.checkpoint_parts(),
-                           *interchange::open_hf_folder(folder).source());
-    trainer.step();
-    const double share = 1 - r.optimizer.betas[0];  // of the gradient in the first moments
-    const interchange::HfSource want(
-        std::make_shared<storage::SafetensorsReader>(expected / (name + "_gradients.safetensors")),
-        interchange::TensorMap(
-            recipe::model_spec(r.model),
-            *interchange::find_family(std::string(enum_name(r.model.architecture))),
-            {.fused = true}));
-    for (const auto& [parameter, got] : first_gradients(trainer)) {
-      CAPTURE(name, parameter);
-      std::vector<float> values(got.size());
-      want.read(parameter, 0, int64_t(values.size()), values.data());
-      double difference = 0, length = 0;
-      for (size_t i = 0; i < got.size(); ++i) {
-        difference += std::pow(double(got[i]) / share - double(values[i]), 2);
-        length += std::pow(double(values[i]), 2);
-      }
-      CHECK(std::sqrt(difference) <= 1e-5 * std::sqrt(length));
-    }
-  }
 }
 
 TEST_CASE("latent attention in bf16 follows fp32") {

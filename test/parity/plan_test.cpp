@@ -577,6 +577,7 @@ TEST_CASE("a dry run names layout, groups, memory, pipeline and overlap, for any
                                     {"llama3_70b", 256},
                                     {"llama3_1_405b", 16384},
                                     {"moe_16b_shared_expert", 32},
+                                    {"deepseek_v3", 2048},
                                     {"mixtral_8x7b", 64}}) {
     CAPTURE(name);
     Diagnostics diagnostics;

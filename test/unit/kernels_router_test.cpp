@@ -47,8 +47,10 @@ std::vector<int64_t> choose(const RouterCase& c, const Vector& logits, const Vec
   for (int64_t g = 0; g < c.form.groups; ++g) {
     const Vector own(value.begin() + g * size, value.begin() + (g + 1) * size);
     double sum = 0;
-    for (int64_t e : best(own, std::min(size, std::max<int64_t>(1, c.K / c.form.best_groups))))
-      sum += own[e];
+    const int64_t ranked = c.form.group_experts > 0
+                               ? c.form.group_experts
+                               : std::max<int64_t>(1, c.K / c.form.best_groups);
+    for (int64_t e : best(own, std::min(size, ranked))) sum += own[e];
     group.push_back(sum);
   }
   std::vector<bool> open(size_t(c.form.groups));

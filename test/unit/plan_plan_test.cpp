@@ -52,6 +52,10 @@ TEST_CASE("published models have their published number of parameters") {
                         {"seed_oss_36b", 64, 36151104512},
                         {"granite3_8b", 32, 8170848256},
                         {"qwen3_30b_a3b", 64, 30532122624},
+                        {"deepseek_v2_lite", 8, 15706484224},
+                        {"moonlight_16b_a3b", 8, 15960108544},
+                        {"deepseek_v3", 2048, 671026404352},
+                        {"kimi_k2", 512, 1026408209408},
                         {"mixtral_8x7b", 64, 46702792704}}) {
     CAPTURE(p.recipe);
     const Recipe r = ready(p.recipe, p.world);

@@ -125,7 +125,7 @@ class Print {
   MEMBERS(TensorOptions, sequence_parallel)
   MEMBERS(ExpertOptions, dispatcher, pad_to_capacity, pattern)
   MEMBERS(ContextOptions, methods, levels)
-  MEMBERS(RouterForm, score, over_chosen, normalize, scale, groups, best_groups)
+  MEMBERS(RouterForm, score, over_chosen, normalize, scale, groups, best_groups, group_experts)
   MEMBERS(RouterLossCoeffs, batch, sample, global, z)
   MEMBERS(spec::Experts, count, per_token, ffn, shared_ffn, shared_gate, activation, form, logits,
           loss_coeffs, bias, bias_rate, capacity_factor, drops_lightest)

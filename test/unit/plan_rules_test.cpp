@@ -187,6 +187,10 @@ TEST_CASE("latent attention has its own sizes, and what it cannot do is refused"
                           "model.num_query_groups=12"}});
   expect_error({.what = "sizes alone", .set = {"model.kv_lora_rank=64"}}, "model.kv_lora_rank",
                "multi_latent_attention is false");
+  expect_accepts(
+      {.what = "their defaults alone, as in the saved recipes of other models",
+       .set = {"model.q_lora_rank=none", "model.kv_lora_rank=512", "model.qk_nope_head_dim=128",
+               "model.qk_rope_head_dim=64", "model.v_head_dim=128"}});
   expect_error({.what = "shared heads", .set = {on + std::string("=true")}}, groups,
                "each of the 8 query heads has keys, not 4");
   expect_error({.what = "odd", .set = latent({"model.qk_rope_head_dim=15"})},

@@ -172,7 +172,7 @@ TEST_CASE("another version or family is never suggested for a model") {
     return diagnostics.text(Severity::error);
   };
   CHECK_THAT(ready("llama4_8b"), !Contains("did you mean"));
-  CHECK_THAT(ready("deepseek_v3"), !Contains("did you mean"));
+  CHECK_THAT(ready("deepseek_v4"), !Contains("did you mean"));
   CHECK_THAT(ready("llama3_9b"), Contains("did you mean llama3_8b"));
 }
 

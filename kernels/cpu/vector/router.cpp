@@ -41,11 +41,13 @@ MT_INLINE int64_t best_of(const float* value, const bool* taken, int64_t n) {
 // Excludes the experts of all groups except the best ones.
 void leave_best_groups(const RouterForm& form, int64_t E, int64_t K, const float* value,
                        bool* taken, float* group, bool* group_taken) {
-  const int64_t size = E / form.groups, best = max_of(1, K / form.best_groups);
+  const int64_t size = E / form.groups;
+  const int64_t ranked =
+      form.group_experts > 0 ? form.group_experts : max_of(1, K / form.best_groups);
   for (int64_t g = 0; g < form.groups; ++g) {
     group[g] = 0;
     group_taken[g] = false;
-    for (int64_t n = 0; n < min_of(best, size); ++n) {
+    for (int64_t n = 0; n < min_of(ranked, size); ++n) {
       const int64_t e = g * size + best_of(value + g * size, taken + g * size, size);
       group[g] += value[e];
       taken[e] = true;

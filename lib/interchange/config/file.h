@@ -80,8 +80,14 @@ void read_no_rope(ConfigFile& file);
 // read_no_rope() first, since WindowRule::without_rope depends on its result.
 void read_windows(ConfigFile& file, WindowRule kind, int64_t pattern);
 
-// Checks the settings of a router like DeepSeek-V3's. Refuses those that mtrain or transformers
-// cannot compute.
+// Checks the settings of a router like DeepSeek-V3's. Refuses those that transformers cannot
+// compute, and sets how groups are ranked.
 void read_router(ConfigFile& file);
+
+// Reads by which method a router like DeepSeek-V2's chooses experts, and from how many groups.
+void read_limited_router(ConfigFile& file);
+
+// Reads mlp_layer_types, and refuses a first_k_dense_replace that differs.
+void read_mlp_types(ConfigFile& file);
 
 }  // namespace mtrain::interchange

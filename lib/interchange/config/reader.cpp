@@ -15,6 +15,7 @@
 #include "interchange/config/file.h"
 #include "interchange/config/harmless_keys.h"
 #include "interchange/config/keys.h"
+#include "interchange/config/quantization.h"
 #include "interchange/families.h"
 #include "interchange/model_source.h"
 
@@ -86,6 +87,7 @@ class ConfigReader {
 
   void read_text(const std::string& text, const std::string& path) {
     if (!file_.parse(text, path)) return;
+    text_ = text;
     const Node* type = file_.find("model_type");
     const std::string name = type ? type->text : "";
     const auto* unbuilt = std::ranges::find(kUnbuilt, name, &UnbuiltFamily::model_type);
@@ -106,14 +108,16 @@ class ConfigReader {
                           fmt::format("the supported ones: {}", fmt::join(model_types(), ", ")));
     file_.name_family(name);
     const std::vector<ConfigKey> rows = config_keys(*family);
-    file_.set("model.architecture", *type, "model_type", false);
+    file_.set("model.architecture", file_.scalar(family->model_type), "model_type", false);
     for (const ConfigKey& row : rows) read_row(row);
     const bool partial = std::ranges::count(rows, "model.rotary_percent", &ConfigKey::field) > 0;
     if (std::ranges::count(rows, "model.rotary_base", &ConfigKey::field))
       read_positions(file_, family->rope, partial);
     if (std::ranges::count(rows, "no_rope_layers", &ConfigKey::key)) read_no_rope(file_);
     read_windows(file_, family->window, family->window_pattern);
+    if (family->lists_mlp_types) read_mlp_types(file_);
     if (family->deepseek_v3_router) read_router(file_);
+    if (family->deepseek_v2_router) read_limited_router(file_);
     check_others(rows, *family);
   }
 
@@ -231,22 +235,29 @@ class ConfigReader {
       const auto* of_all = std::ranges::find(kOnly, key, &OnlyValue::key);
       const bool of_rows = std::ranges::count(rows, key, &ConfigKey::key) ||
                            std::ranges::count(rows, key, &ConfigKey::other_name);
+      if (of_family != family.only.end() && value.unset() && of_family->values == "true")
+        file_.check_only(key, of_family->values, file_.scalar("false"));  // as for other switches
       if (value.unset() || of_rows || std::ranges::count(kRead, key)) continue;
       const bool empty = value.kind != Node::Kind::scalar && value.items.empty();
-      if (of_family != family.only.end())
-        file_.check_only(key, of_family->values, value);
-      else if (of_all != std::end(kOnly))
+      if (of_family != family.only.end()) {
+        if (of_family->values != kAnyValue) file_.check_only(key, of_family->values, value);
+      } else if (of_all != std::end(kOnly)) {
         file_.check_only(key, of_all->values, value);
-      else if (key == kQuantization)
-        file_.refuse(
-            fmt::format("{}: quantization_config says that the weights are quantized",
-                        file_.path()),
-            "take the folder of the model before its quantization, or write the dequantized "
-            "weights by transformers: model.dequantize().save_pretrained(folder)");
-      else if (!empty && !passed_over.contains(key) && !is_harmless_key(key))
+      } else if (key == kQuantization) {
+        check_quantization();
+      } else if (!empty && !passed_over.contains(key) && !is_harmless_key(key)) {
         unknown.push_back(key);
+      }
     }
     if (!unknown.empty()) refuse_unknown(std::move(unknown));
+  }
+
+  void check_quantization() {
+    try {
+      read_scale_block(text_, file_.path());
+    } catch (const UserError& e) {
+      file_.refuse(e.message(), e.hint());
+    }
   }
 
   void refuse_unknown(std::vector<std::string> keys) {
@@ -279,6 +290,7 @@ class ConfigReader {
   const RawSettings& given_;
   Diagnostics& diagnostics_;
   ConfigFile file_;
+  std::string text_;  // of the file
 };
 
 }  // namespace

@@ -103,6 +103,10 @@ void check_router(const Recipe& r, Diagnostics& diagnostics) {
         fmt::format("{} groups do not divide the {} experts", *moe.num_groups, experts),
         fmt::format("choose a divisor of {}", experts));
   }
+  diagnostics.require(!moe.group_score_topk || moe.num_groups,
+                      {"model.moe.group_score_topk", "model.moe.num_groups"},
+                      "group_score_topk ranks groups of experts, and num_groups is not set",
+                      "set num_groups and group_topk, or leave group_score_topk out");
   if (moe.num_groups && moe.group_topk && experts % *moe.num_groups == 0) {
     const int64_t here = experts / *moe.num_groups * *moe.group_topk;
     diagnostics.require(moe.router_topk <= here, {"model.moe.router_topk", "model.moe.group_topk"},

@@ -18,16 +18,25 @@ struct OtherName {
   std::string_view name, recipe;
 };
 // Other names of ready recipes: Megatron-Bridge's names of the models, and short names.
-constexpr OtherName kOtherNames[] = {
-    {"llama2_7b", "llama2_7b"},        {"llama_8b", "llama3_8b"},
-    {"llama_70b", "llama3_70b"},       {"llama_405b", "llama3_1_405b"},
-    {"llama31_8b", "llama3_1_8b"},     {"llama31_70b", "llama3_1_70b"},
-    {"llama31_405b", "llama3_1_405b"}, {"llama32_1b", "llama3_2_1b"},
-    {"llama32_3b", "llama3_2_3b"},     {"gpt2", "gpt2_124m"},
-    {"qwen25_500m", "qwen2_5_0_5b"},   {"qwen25_1p5b", "qwen2_5_1_5b"},
-    {"qwen25_7b", "qwen2_5_7b"},       {"qwen25_14b", "qwen2_5_14b"},
-    {"qwen25_32b", "qwen2_5_32b"},     {"qwen25_72b", "qwen2_5_72b"},
-    {"qwen3_600m", "qwen3_0_6b"},      {"qwen3_1p7b", "qwen3_1_7b"}};
+constexpr OtherName kOtherNames[] = {{"llama2_7b", "llama2_7b"},
+                                     {"llama_8b", "llama3_8b"},
+                                     {"llama_70b", "llama3_70b"},
+                                     {"llama_405b", "llama3_1_405b"},
+                                     {"llama31_8b", "llama3_1_8b"},
+                                     {"llama31_70b", "llama3_1_70b"},
+                                     {"llama31_405b", "llama3_1_405b"},
+                                     {"llama32_1b", "llama3_2_1b"},
+                                     {"llama32_3b", "llama3_2_3b"},
+                                     {"gpt2", "gpt2_124m"},
+                                     {"qwen25_500m", "qwen2_5_0_5b"},
+                                     {"qwen25_1p5b", "qwen2_5_1_5b"},
+                                     {"qwen25_7b", "qwen2_5_7b"},
+                                     {"qwen25_14b", "qwen2_5_14b"},
+                                     {"qwen25_32b", "qwen2_5_32b"},
+                                     {"qwen25_72b", "qwen2_5_72b"},
+                                     {"qwen3_600m", "qwen3_0_6b"},
+                                     {"qwen3_1p7b", "qwen3_1_7b"},
+                                     {"moonlight_16b", "moonlight_16b_a3b"}};
 
 // Returns the ready recipes by their names. Of two recipes with one name the earlier folder's wins.
 std::map<std::string, fs::path> ready_recipes(const std::vector<std::string>& folders) {

@@ -18,7 +18,7 @@
 
 namespace mtrain::recipe {
 
-// The last eight are families of mixture-of-experts models.
+// The last nine are families of mixture-of-experts models.
 enum class Architecture {
   llama,
   gpt2,
@@ -39,7 +39,8 @@ enum class Architecture {
   dots1,
   glm4_moe,
   deepseek_v2,
-  deepseek_v3
+  deepseek_v3,
+  glm4_moe_lite
 };
 constexpr auto enum_names(Architecture) {
   return std::array{EnumName{Architecture::llama, "llama"},
@@ -61,7 +62,8 @@ constexpr auto enum_names(Architecture) {
                     EnumName{Architecture::dots1, "dots1"},
                     EnumName{Architecture::glm4_moe, "glm4_moe"},
                     EnumName{Architecture::deepseek_v2, "deepseek_v2"},
-                    EnumName{Architecture::deepseek_v3, "deepseek_v3"}};
+                    EnumName{Architecture::deepseek_v3, "deepseek_v3"},
+                    EnumName{Architecture::glm4_moe_lite, "glm4_moe_lite"}};
 }
 
 // A layer has norms on the inputs of attention and MLP (pre), on their outputs before the residual
@@ -108,7 +110,7 @@ struct MoeConfig {
   bool router_pre_softmax = false, norm_topk_prob = true;
   double router_topk_scaling_factor = 1.0;
   ElementType router_dtype = ElementType::fp32;
-  std::optional<int64_t> num_groups, group_topk;
+  std::optional<int64_t> num_groups, group_topk, group_score_topk;
   std::vector<LoadBalancing> load_balancing_type{LoadBalancing::none};
   std::vector<double> aux_loss_coeff{0.0};
   double z_loss_coeff = 0.0, router_bias_update_rate = 0.0;
@@ -207,6 +209,11 @@ struct MoeConfig {
             &MoeConfig::group_topk,
             "number of groups that a token's experts come from",
             {.aliases = "model.moe_router_group_topk model.topk_group", .min = 1}},
+      Field{"group_score_topk",
+            &MoeConfig::group_score_topk,
+            "a group's score is the sum of its best group_score_topk scores (DeepSeek-V2: 1; V3: "
+            "2); none: of router_topk / group_topk",
+            {.min = 1}},
       Field{"load_balancing_type",
             &MoeConfig::load_balancing_type,
             "losses that balance the experts' loads: over a micro-batch (aux_loss), a sample "
