@@ -36,7 +36,7 @@ struct TrainedWeights {
 };
 
 // Opens the weights of `checkpoint`. If it has adapters alone, `base` is read, or, if that is
-// empty, the recipe's model.from. Throws UserError if there is no such folder, or if it does not
+// empty, the recipe's model.from. Throws UserError if that folder is missing, or does not
 // have the weights that the adapters were trained with. It also throws if the checkpoint lacks an
 // adapter of its recipe, or has one that the recipe lacks.
 // Logs a warning if the checkpoint has no hash of its base model. Without compare_base the hash is

@@ -1,4 +1,4 @@
-// Which launcher of a job leads, and what is known about the job's rounds, as etcd keeps it. A job
+// The election of the launcher that leads a job, and what etcd keeps about the job's rounds. A job
 // has the keys /mtrain/<name>/leader and /mtrain/<name>/rounds.
 #pragma once
 #include <atomic>

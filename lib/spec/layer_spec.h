@@ -32,7 +32,7 @@ struct LatentProjections {
   int64_t q_rank = 0;  // of the queries' normalized vector; 0: queries are linear in the input
   int64_t kv_rank = 0;
   int64_t rope_dim = 0;
-  // Of the norms of these vectors. DeepSeek's models do not take it from the norms of the stream.
+  // The norms of these vectors add it. DeepSeek's models do not take it from the stream's norms.
   double norm_eps = 1e-6;
 
   bool operator==(const LatentProjections&) const = default;

@@ -70,7 +70,7 @@ TEST_CASE("each check has its verdict and a hint") {
   }
 }
 
-TEST_CASE("a clock is compared with that of host 0, and a difference is told in seconds") {
+TEST_CASE("a clock is compared with that of host 0, and the difference is in seconds") {
   const auto checks = compare_clocks(
       {{"a", 1e9}, {"b", 1e9 + 1.5}, {"c", 1e9 - 3600.25}, {"d", 1e9 + 2.5}, {"e", NAN}});
   REQUIRE(checks.size() == 4);

@@ -1,5 +1,5 @@
-// Values whose size differs from that of keys, for kernels that take one size: the narrower operands
-// are copied, and each head ends with zeros, which change no score and no output.
+// Values whose size differs from that of keys, for kernels that take one size: the narrower
+// operands are copied, and each head ends with zeros, which change no score and no output.
 #pragma once
 #include "kernels/attention.h"
 

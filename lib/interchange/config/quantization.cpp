@@ -74,7 +74,7 @@ std::optional<storage::ScaleBlock> read_scale_block(std::string_view text,
   if (config.is_null() || (config.is_structured() && config.empty())) return std::nullopt;
   if (!config.is_object()) throw refusal(path, "it is not a JSON object");
   const json method = config.value("quant_method", json());
-  // Of other methods, the method is the only thing to report.
+  // The keys of other methods are not looked at.
   if (method != "fp8")
     throw refusal(path,
                   method.is_null()
