@@ -94,7 +94,9 @@ std::string read_password_file(const fs::path& path) {
   std::error_code error;
   const fs::path real = fs::canonical(path, error);
   const Descriptor d{error ? -1 : open_secret(real, hint, "password file")};
-  if (d.fd < 0) throw UserError(fmt::format("the password file {} does not exist or cannot be read", path.string()), hint);
+  if (d.fd < 0)
+    throw UserError(
+        fmt::format("the password file {} does not exist or cannot be read", path.string()), hint);
   char text[1024];
   const ssize_t n = pread(d.fd, text, sizeof text, 0);
   const std::string_view all(text, n < 0 ? 0 : size_t(n));
