@@ -183,8 +183,9 @@ Family glm4_moe_lite() {
           .deepseek_v3_router = true,
           .lists_mlp_types = true,
           .defaults = glm_lite_defaults,
-          .rows = rows(
-              {kTrunk, kInputNorms, kLatentAttention, kMlp, kExperts, kRouterBias, kSharedExperts}),
+          .rows = rows({kTrunk, kInputNorms, kLatentAttention, kMlp, kExperts, kRouterBias,
+                        kSharedExperts, kPrediction}),
+          .copies = rows({kPredictionCopies}),
           .fused = rows({kFusedExperts}),
           .buffers = kRopeBuffers,
           .mtp_layers_key = "num_nextn_predict_layers",
