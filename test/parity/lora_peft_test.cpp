@@ -262,7 +262,8 @@ TEST_CASE("a checkpoint of adapters has nothing else, and continues under any la
        {Changes{}, kFsdp2, kMegatron, kAtOnce, Changes{"distributed.strategy=ddp"},
         Changes{"distributed.strategy=megatron_fsdp"}, Changes{"distributed.tp_size=2"},
         Changes{"distributed.pp_size=2", "distributed.pipeline.pp_schedule=1f1b"},
-        Changes{"distributed.pp_size=2", "distributed.pipeline.pp_schedule=zero_bubble"}}) {
+        Changes{"distributed.pp_size=2", "distributed.vpp_size=1",
+                "distributed.pipeline.pp_schedule=zero_bubble"}}) {
     std::vector<double> got;
     run_ranks(layout.empty() ? 1 : 2, "thread", [&](TestRank& rank) {
       train::Trainer t = tuned(rank.device, base, with(kOfLlama, layout), rank.world);
