@@ -224,6 +224,7 @@ LaunchedRun check_recipe(const TrainOptions& training, launch::AgentOptions& o) 
     check_this_host(run_plan.folders.run_dir, o.ranks_per_node);
     o.shared_token = fs::path(run_plan.folders.run_dir) / ".token";
   }
+  o.replaces_stragglers = r.train.straggler == recipe::OnStraggler::replace;
   o.newest_checkpoint = [folders = run_plan.folders, warned = false]() mutable {
     return newest_checkpoint(folders, warned);
   };

@@ -20,7 +20,7 @@ namespace mtrain {
 
 namespace {
 
-constexpr uint64_t kMagic = 0x3365736c7570746dull;  // "mtpulse3": a new layout gets a new number
+constexpr uint64_t kMagic = 0x3465736c7570746dull;  // "mtpulse4": a new layout gets a new number
 constexpr size_t kTimes = 64;                       // steps whose median is known
 // The first steps of a start are slower: memory is touched first, and GEMMs are measured.
 constexpr int64_t kSlowSteps = 2;
@@ -71,11 +71,11 @@ struct LaunchWords {
 
 }  // namespace
 
-// The layout of version 3. Every member is a word, which one store changes.
+// The layout of version 4. Every member is a word, which one store changes.
 struct Pulse::Page {
   Word magic, bytes, rank, pid;
   Word phase, step, done_step, last_step, began, limit, progress, updates, step_s, median_s;
-  Word memory, memory_peak, exposed, spike_step;
+  Word memory, memory_peak, exposed, spike_step, straggler;  // straggler: the rank plus 1
   Word streams, launches, written;
   std::array<StreamWords, kStreams> stream;
   std::array<LaunchWords, kLaunches> launch;
@@ -146,8 +146,9 @@ std::shared_ptr<Pulse> Pulse::of_process(int rank) {
   auto pulse = inherited(rank);
   if (!pulse) pulse = make(rank);
   Page& page = *pulse->page_;
-  for (Word* word : {&page.phase, &page.step, &page.done_step, &page.last_step, &page.limit,
-                     &page.updates, &page.step_s, &page.median_s, &page.spike_step})
+  for (Word* word :
+       {&page.phase, &page.step, &page.done_step, &page.last_step, &page.limit, &page.updates,
+        &page.step_s, &page.median_s, &page.spike_step, &page.straggler})
     *word = 0;
   page.pid = uint64_t(getpid());
   return pulse;
@@ -188,6 +189,7 @@ PulseGlance Pulse::glance() const {
   s.step = int64_t(page_->step.load());
   s.done_step = int64_t(page_->done_step.load());
   s.spike_step = int64_t(page_->spike_step.load());
+  s.straggler = int(page_->straggler.load()) - 1;
   s.in_slow_step = s.phase == PulsePhase::step && int64_t(page_->updates.load()) < kSlowSteps;
   s.work = page_->written;
   for (const StreamWords& stream : page_->stream)
@@ -284,6 +286,7 @@ void Pulse::set_memory(int64_t bytes, int64_t peak) {
 
 void Pulse::set_exposed(double seconds) { set_double(page_->exposed, seconds); }
 
+void Pulse::set_straggler(int rank) { page_->straggler = uint64_t(rank) + 1; }
 void Pulse::set_spike(int64_t step) { page_->spike_step = uint64_t(step); }
 
 void Pulse::name_stream(int index, std::string_view name, bool communicates) {

@@ -52,6 +52,8 @@ struct AgentOptions {
   // Set: the launchers elect the one that leads, through etcd. Otherwise host 0 leads.
   std::optional<EtcdOptions> etcd;
   bool elects() const { return etcd && acts_together(); }
+  // Whether a host with a rank that is too slow is replaced by spare ranks.
+  bool replaces_stragglers = false;
   // For a job that acts together, as in LeaderOptions (launch/round_leader.h).
   std::function<int(int ranks)> largest_world;
   std::function<std::string(int world)> layout, nearest_worlds;

@@ -106,7 +106,10 @@ bool Attempt::run() {
     reap();
     if (const auto step = pulses_.new_spike())
       for (JobObserver* observer : o_.observers) observer->spiked(*step);
-    if (job_.link) take_news();
+    if (job_.link) {
+      report_straggler();
+      take_news();
+    }
     abandon_unkillable();
     if (failed_at_)
       press();
@@ -436,6 +439,13 @@ void Attempt::reap() {
 void Attempt::report_failure() {
   if (job_.link)
     job_.link->change([](LauncherNote& note) { note.state = LauncherNote::State::failed; });
+}
+
+// The rank may be one of another host: rank 0 compares all of them.
+void Attempt::report_straggler() {
+  if (!o_.replaces_stragglers) return;
+  if (const auto rank = pulses_.new_straggler())
+    job_.link->change([&](LauncherNote& note) { note.straggler = rank; });
 }
 
 // Follows the news that concern a running start, and leaves all others.

@@ -94,6 +94,7 @@ class Attempt {
   void on_signal(int signal);
   void end_by(int signal, const std::string& whose);
   void report_failure();
+  void report_straggler();
   void take_news();
   void pass_on(int signal);
   void reap();

@@ -30,7 +30,7 @@ JobStore::JobStore(const AgentOptions& o)
     return;
   }
   const bool several = o.ranks_per_node * o.nodes > 1;
-  const bool may_serve = o.uses_store && o.node == 0 && several;
+  const bool may_serve = o.uses_store && o.node == 0 && several && !o.etcd;
   // A single rank has no rendezvous, so its port may be in use. But there must be a port number.
   if (!may_serve || o.master_port != 0) {
     if (several || o.master_port == 0) claim_ = std::make_unique<PortClaim>(o.master_port, o.node);

@@ -181,17 +181,20 @@ LauncherNews news_of(const json& j) {
 }
 
 LauncherNote note_of(const json& j) {
-  return {.id = text_at(j, "id"),
-          .host = text_at(j, "host"),
-          .node = int(number_at(j, "node", 0, kMaxNumber)),
-          .ranks = int(number_at(j, "ranks", 1, kMaxNumber)),
-          .beat = number_at(j, "beat", 0, kAnyStep),
-          .state = kind_at<LauncherNote::State>(j, "state", kStateWords),
-          .round = number_at(j, "round", -1, kMaxNumber),
-          .well = flag_at(j, "well"),
-          .signal = int(number_at(j, "signal", 0, 64)),
-          .second = flag_at(j, "second"),
-          .cause = cause_at(j)};
+  LauncherNote note{.id = text_at(j, "id"),
+                    .host = text_at(j, "host"),
+                    .node = int(number_at(j, "node", 0, kMaxNumber)),
+                    .ranks = int(number_at(j, "ranks", 1, kMaxNumber)),
+                    .beat = number_at(j, "beat", 0, kAnyStep),
+                    .state = kind_at<LauncherNote::State>(j, "state", kStateWords),
+                    .round = number_at(j, "round", -1, kMaxNumber),
+                    .well = flag_at(j, "well"),
+                    .signal = int(number_at(j, "signal", 0, 64)),
+                    .second = flag_at(j, "second"),
+                    .cause = cause_at(j)};
+  const auto straggler = number_at(j, "straggler", -1, kMaxNumber);
+  if (straggler >= 0) note.straggler = int(straggler);
+  return note;
 }
 
 }  // namespace
@@ -219,6 +222,7 @@ std::string text_of(const LauncherNote& n) {
                     {"well", n.well},
                     {"signal", n.signal},
                     {"second", n.second},
+                    {"straggler", n.straggler.value_or(-1)},
                     {"cause", json_of(n.cause)}});
 }
 

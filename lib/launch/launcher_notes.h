@@ -29,10 +29,11 @@ struct LauncherNote {
   int node = 0, ranks = 1;
   int64_t beat = 0;  // changes every kBeat: the launcher is alive
   State state = State::waiting;
-  int64_t round = -1;   // that it runs, or has ended
-  bool well = false;    // all its ranks have ended well
-  int signal = 0;       // of a request to end; 0: none
-  bool second = false;  // a second request has come: all ranks are killed
+  int64_t round = -1;            // that it runs, or has ended
+  bool well = false;             // all its ranks have ended well
+  int signal = 0;                // of a request to end; 0: none
+  bool second = false;           // a second request has come: all ranks are killed
+  std::optional<int> straggler;  // the rank of the round that was named as too slow
   std::optional<RoundCause> cause;
 };
 

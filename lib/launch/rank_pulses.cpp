@@ -214,6 +214,13 @@ std::optional<int64_t> RankPulses::new_spike() {
   return step;
 }
 
+std::optional<int> RankPulses::new_straggler() {
+  if (ranks_.empty()) return std::nullopt;
+  const int rank = ranks_.front().pulse->glance().straggler;
+  if (rank == std::exchange(straggler_, rank) || rank < 0) return std::nullopt;
+  return rank;
+}
+
 std::vector<int> RankPulses::stopped() const {
   std::vector<int> ranks;
   for (const Rank& r : ranks_) {

@@ -43,6 +43,8 @@ class RankPulses {
   // Returns the last step that was skipped as a spike since the last call, if there is one. All
   // ranks of a job skip the same steps.
   std::optional<int64_t> new_spike();
+  // Returns the rank of the job that was named as too slow since the last call, if there is one.
+  std::optional<int> new_straggler();
 
   std::vector<int> stopped() const;  // the ranks that a signal or a debugger has stopped
   PulseState state(int rank) const;
@@ -67,7 +69,8 @@ class RankPulses {
 
   std::vector<Rank> ranks_;
   std::optional<Clock::time_point> last_;
-  int64_t spike_ = 0;  // the last step that new_spike() has returned
+  int straggler_ = -1;  // the rank that new_straggler() has returned last
+  int64_t spike_ = 0;   // the last step that new_spike() has returned
 };
 
 }  // namespace mtrain::launch

@@ -203,7 +203,7 @@ void RoundLeader::admit() {
 std::vector<LauncherNote> RoundLeader::alive() const {
   std::vector<LauncherNote> notes;
   for (const auto& [key, l] : launchers_)
-    if (!l.lost && !l.refused) notes.push_back(l.note);
+    if (!l.lost && !l.refused && !slow_.contains(l.note.id)) notes.push_back(l.note);
   std::ranges::stable_sort(notes, {}, &LauncherNote::node);
   // The second one of a number is about to be refused, or the first one about to be lost.
   const auto same = std::ranges::unique(notes, {}, &LauncherNote::node);
@@ -222,8 +222,13 @@ void RoundLeader::gather(Clock::time_point now) {
     return;
   }
   if (!gathers_since_) gathers_since_ = now;
-  const std::vector<LauncherNote> hosts = alive();
+  std::vector<LauncherNote> hosts = alive();
   std::vector<RoundMember> members = members_of_round(hosts, o_);
+  if (members.empty() && !slow_.empty()) {  // a slow host is better than none
+    slow_.clear();
+    hosts = alive();
+    members = members_of_round(hosts, o_);
+  }
   if (members.empty()) {
     enough_since_.reset();
     int ranks = 0;
@@ -314,6 +319,8 @@ void RoundLeader::begin_round(std::vector<RoundMember> members, Clock::time_poin
   failed_.clear();
   gone_.clear();
   planned_ = told_to_wait_ = false;
+  slow_ranks_.clear();
+  replaced_after_.reset();
   joins_after_.reset();
   gathers_since_.reset();
   enough_since_.reset();
@@ -369,7 +376,10 @@ void RoundLeader::watch(Clock::time_point now) {
           ? o_.max_nodes
           : std::ranges::count_if(members_, [](const RoundMember& m) { return m.ranks > 0; });
   if (done >= needed) return give_up(0, {});
-  if (o_.elastic() && signal_ == 0) look_for_joiners();
+  if (o_.elastic() && signal_ == 0) {
+    look_for_stragglers();
+    if (!planned_) look_for_joiners();
+  }
   if (planned_) end_round(LauncherNews::Kind::kill, {}, now);
 }
 
@@ -401,6 +411,54 @@ void RoundLeader::look_for_joiners() {
             .lines = {line_of(fmt::format("{} join{} after the checkpoint of step {}",
                                           fmt::join(names, ", "), names.size() == 1 ? "s" : "",
                                           *checkpoint))}});
+}
+
+// A host with a rank that is too slow is replaced by spare ranks, at a new checkpoint.
+void RoundLeader::look_for_stragglers() {
+  for (const auto& [key, l] : launchers_) {
+    if (!is_member(l) || l.note.round != round_ || !l.note.straggler) continue;
+    const int rank = *l.note.straggler;
+    for (const RoundMember& m : members_)
+      if (rank >= m.first_rank && rank < m.first_rank + m.ranks && slow_ranks_.insert(rank).second)
+        replace_host(m, rank);
+  }
+  if (!replaced_after_) return;
+  const std::optional<int64_t> checkpoint = o_.newest_checkpoint();
+  if (!checkpoint || *checkpoint <= *replaced_after_) return;
+  planned_ = true;
+  announce({.kind = LauncherNews::Kind::cause,
+            .round = round_,
+            .lines = {line_of(fmt::format("a slow host is replaced after the checkpoint of step {}",
+                                          *checkpoint))}});
+}
+
+void RoundLeader::replace_host(const RoundMember& slow, int rank) {
+  std::vector<LauncherNote> others;
+  std::string host;
+  for (const LauncherNote& h : alive())
+    if (h.id == slow.id)
+      host = host_text(h);
+    else
+      others.push_back(h);
+  if (host.empty()) return;  // it is left out already
+  int world = 0;
+  for (const RoundMember& m : members_of_round(others, o_)) world += m.ranks;
+  std::string line;
+  if (world < world_) {
+    line = fmt::format("warning: rank {} on {} is too slow, and {}: the job continues with it",
+                       rank, host,
+                       slow.node == o_.leader ? "the launcher of this host leads the job"
+                                              : "no spare ranks can replace this host");
+  } else {
+    slow_.insert(slow.id);
+    if (!replaced_after_) replaced_after_ = o_.newest_checkpoint().value_or(-1);
+    line = fmt::format(
+        "rank {} on {} is too slow: spare ranks replace this host at the next "
+        "checkpoint",
+        rank, host);
+  }
+  announce(
+      {.kind = LauncherNews::Kind::cause, .round = round_, .lines = {line_of(std::move(line))}});
 }
 
 void RoundLeader::end_round(LauncherNews::Kind how, std::vector<std::string> lines,

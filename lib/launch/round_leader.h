@@ -90,6 +90,8 @@ class RoundLeader {
   void gather(Clock::time_point now);
   void watch(Clock::time_point now);
   void look_for_joiners();
+  void look_for_stragglers();
+  void replace_host(const RoundMember& slow, int rank);
   void await_end(Clock::time_point now);
   void abandon();
   RoundFacts facts() const;
@@ -133,9 +135,12 @@ class RoundLeader {
   std::optional<Clock::time_point> gathers_since_, enough_since_;
   bool told_to_wait_ = false;
   std::optional<int64_t> joins_after_;  // a host waits for a checkpoint that is newer
-  bool planned_ = false;                // the round ends because a host joins
-  int64_t counted_from_ = -1;           // the newest checkpoint at the last failure
-  std::optional<int64_t> began_with_;   // the newest checkpoint when the round began
+  bool planned_ = false;                // the round ends because a host joins, or is replaced
+  std::set<std::string> slow_;          // ids of hosts that are left out while the others suffice
+  std::set<int> slow_ranks_;            // of the round, that were reported
+  std::optional<int64_t> replaced_after_;  // a slow host ends the round at a newer checkpoint
+  int64_t counted_from_ = -1;              // the newest checkpoint at the last failure
+  std::optional<int64_t> began_with_;      // the newest checkpoint when the round began
   int restarts_ = 0, failures_ = 0, last_code_ = 0;
   std::optional<RoundCause> before_;  // the last failure
   int signal_ = 0;

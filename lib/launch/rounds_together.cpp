@@ -223,6 +223,7 @@ class RoundsTogether {
       note.state = State::running;
       note.well = false;
       note.cause.reset();
+      note.straggler.reset();
     });
     Attempt attempt(o_, job_, place, int(round), log_number);
     const bool well = attempt.run();

@@ -142,6 +142,8 @@ class Training {
       if (trace_ && trace_->ends_after(stats.step)) end_trace();
       if (figures.timed) pulse_->set_exposed(double(figures.exposed_ns()) * 1e-9);
       if (stats.skipped) pulse_->set_spike(stats.step);
+      if (figures.stragglers && !figures.stragglers->found.empty())
+        pulse_->set_straggler(figures.stragglers->found.front().rank);
       if (reporter_) reporter_->step(stats, figures);
       if (tuner && trainer_.steps_done() < trainer_.last_step())
         choose(std::exchange(tuner, nullptr));

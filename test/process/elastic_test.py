@@ -359,6 +359,24 @@ def spares(expected):
     print("a spare host takes the place of a lost one")
 
 
+def slow_host():
+    """Rank 2 on host 1 is stopped for most of the time. Host 2, a spare, takes the place of host 1 at a checkpoint."""
+    job = Job("slow", "1:3", "train.global_batch_size=8", "train.straggler=replace", "train.time_every=1").start_all(0, 1, 2)
+    job.await_step(3)
+    pid = ranks_of("slow")[2]
+    while "is too slow" not in job.output(0) and job.processes[0].poll() is None:
+        for number, seconds in ((signal.SIGSTOP, 0.04), (signal.SIGCONT, 0.01)):
+            os.kill(pid, number)
+            time.sleep(seconds)
+    job.finish()
+    job.expect_once([0, 1, 2], r"mtrain-launch: (rank 2 on host 1 \(host1\) is too slow): spare ranks replace this host")
+    if (got := starts(job, 0)) != (want := [("0", "4", "0, 1", "4"), ("1", "4", "0, 2", "4")]):
+        job.fail(f"the starts are {got} instead of {want}")
+    if (steps := sorted(job.records())) != list(range(1, STEPS + 1)):
+        job.fail(f"the steps are {steps}")
+    print("a host with a slow rank is replaced by a spare one at a checkpoint")
+
+
 def one_host(run, *settings):
     """Two ranks of one host. -> the exit code, and what they print"""
     (WORK / run).mkdir()
@@ -546,7 +564,7 @@ def main():
     only = [name for name in sys.argv[4:] if name != "--nightly"]
     expected = straight()
     cases = {"rank": lambda: rank_of_another_host(expected), "early": lambda: rank_before_the_meeting(expected),
-             "lost": lambda: lost_and_back(expected), "networks": lambda: networks(expected), "spares": lambda: spares(expected),
+             "lost": lambda: lost_and_back(expected), "networks": lambda: networks(expected), "spares": lambda: spares(expected), "slow": slow_host,
              "stopped": lambda: stopped_leader(expected), "hung": lambda: hung_host(expected), "joiner": lambda: bad_joiner(expected), "stranger": lambda: stranger(expected), "spike": spike_event, "faults": several_faults, "signals": signals, "host0": host_0,
              "events": ranks_of_events, "alike": alike, "few": lambda: too_few(expected)}
     try:

@@ -383,6 +383,16 @@ refuses "an option after the recipe, beside others" "mtrain-launch --nproc_per_n
   --nproc_per_node=8 "$work/r.yaml" --nnodes 2 --node_rank 0
 refuses "a port in the local address" "--local_addr=127.0.0.1:1 is not a host" --nnodes=2 --node_rank=0 --local_addr=127.0.0.1:1 \
   "$work/r.yaml"
+refuses "a Python module" "python3 -m torchtitan.train after the options" --nproc_per_node=2 -m torchtitan.train
+etcd=(--nnodes=1:2 --node_rank=0 --rdzv_endpoint=etcd0)
+refuses "version 2 of etcd" "hint: use etcd," "${etcd[@]}" --rdzv_backend=etcd-v2 --rdzv_id=x "$work/r.yaml"
+refuses "etcd without a name of the job" "--rdzv_id=NAME" "${etcd[@]}" --rdzv_backend=etcd "$work/r.yaml"
+refuses "a password on the command line" "password_file=FILE" "${etcd[@]}" --rdzv_backend=etcd --rdzv_id=x --rdzv_conf=user=me,password=y "$work/r.yaml"
+refuses "etcd for another program" "is for trainings of mtrain" "${etcd[@]}" --rdzv_backend=etcd --rdzv_id=x true
+refuses "a protocol that etcd does not have" "use http or https" "${etcd[@]}" --rdzv_backend=etcd --rdzv_id=x --rdzv_conf=protocol=ftp "$work/r.yaml"
+timeout 60 "$launch" "${etcd[@]}" --rdzv_backend=etcd --rdzv_id=x "$work/r.yaml" --dry-run >"$work/out" 2>&1 || fail "a dry run needs etcd"
+timeout 60 "$launch" -m mtrain "$work/r.yaml" --dry-run >"$work/out" 2>&1 || fail "-m mtrain"
+says "-m mtrain" "dry run on 1 rank"
 refuses "a port that is none" "master_port: expected" --master_port=many "$work/r.yaml"
 refuses "blanks in a setting" "no spaces around" --nproc_per_node=1 "$work/r.yaml" optimizer.lr = 1
 for words in "$work/r.yaml" "-c $work/r.yaml" "train $work/r.yaml"; do

@@ -478,6 +478,43 @@ TEST_CASE("a host that joins is refused when its rank dies a second time") {
   }
 }
 
+TEST_CASE("spare ranks replace a host with a slow rank at the next checkpoint") {
+  Job job(options_of(1, 3, 4));
+  begin_elastic(job, {0, 1, 2});
+  REQUIRE(job.members() == "01");
+  job.checkpoint = 20;
+  job.host(0).straggler = 3;
+  CHECK(job.look() == "cause");
+  CHECK_THAT(job.lines, Contains("rank 3 on host 1 (h1) is too slow: spare ranks replace"));
+  CHECK(job.look(5s) == "");
+  job.checkpoint = 30;
+  CHECK(job.look() == "cause kill");
+  job.end({0, 1}, 0);
+  CHECK(job.look(200ms) == "run");
+  CHECK(job.members() == "02");
+  job.host(0).straggler.reset();
+  job.run({0, 2}, 1);
+  CHECK(job.look(5s) == "");  // the slow host does not join
+  // It is better than none.
+  job.disconnect(2);
+  CHECK(job.look(4200ms) == "end");
+  job.end({0}, 1);
+  job.look(2s);
+  CHECK(job.members() == "0");
+}
+
+TEST_CASE("a slow rank without spare ranks, or on the leader's host, is a warning") {
+  for (const bool leads : {false, true}) {
+    Job job(options_of(1, leads ? 3 : 2, 4));
+    begin_elastic(job, leads ? std::vector{0, 1, 2} : std::vector{0, 1});
+    job.host(0).straggler = leads ? 1 : 2;
+    CHECK(job.look() == "cause");
+    CHECK_THAT(job.lines, Contains("the job continues with it"));
+    job.checkpoint = 30;
+    CHECK(job.look(5s) == "");
+  }
+}
+
 TEST_CASE("a host that is lost stays the cause when it comes back") {
   Job job(options_of(1, 2, 4));
   begin_elastic(job, {0, 1});

@@ -71,8 +71,8 @@ void check_supported(const Recipe& r, Diagnostics& diagnostics) {
     gpu_only = gpu_only || gemm.atomic_gemm || gemm.fp8_buf;
   missing(gpu_only, "comm_overlap.tp_comm_overlap_cfg", "atomic_gemm and fp8_buf",
           "leave them out");
-  missing(r.train.straggler == recipe::OnStraggler::replace, "train.straggler",
-          "spare ranks, which could replace a slow one", "set it to warn");
+  missing(r.train.straggler == recipe::OnStraggler::replace && d.ep_size > 1, "train.straggler",
+          "replace with experts, whose ranks have unequal work", "set it to off");
   const bool fp16 = r.mixed_precision.name == recipe::Precision::fp16_mixed;
   missing(d.pp_size > 1 && d.pipeline.dtype == recipe::ElementType::fp16 && !fp16,
           "distributed.pipeline.dtype", "activations that travel in fp16 between bf16 stages",

@@ -137,9 +137,11 @@ struct TrainConfig {
             "a gradient is a spike if its norm is more than this many times the median of the last "
             "128 norms, once there are 16; none: no norm is",
             {.min = 1, .above_min = true}},
-      Field{"straggler", &TrainConfig::straggler,
-            "warn: every 50 steps the ranks of a pipeline stage compare the time in which they "
-            "compute; one that is below 0.7 of the others' speed twice is named. off: they do not"},
+      Field{
+          "straggler", &TrainConfig::straggler,
+          "warn: every 50 steps the ranks of a pipeline stage compare the time in which they "
+          "compute; one that is below 0.7 of the others' speed twice is named. off: they do not. "
+          "replace: a job of MIN:MAX hosts also replaces its host by spare ranks, at a checkpoint"},
       Field{"exit_interval",
             &TrainConfig::exit_interval,
             "save and end after a step that is a multiple of this",
