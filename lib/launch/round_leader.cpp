@@ -457,8 +457,7 @@ void RoundLeader::replace_host(const RoundMember& slow, int rank) {
         "checkpoint",
         rank, host);
   }
-  announce(
-      {.kind = LauncherNews::Kind::cause, .round = round_, .lines = {line_of(std::move(line))}});
+  announce({.kind = LauncherNews::Kind::cause, .round = round_, .lines = {line_of(line)}});
 }
 
 void RoundLeader::end_round(LauncherNews::Kind how, std::vector<std::string> lines,
@@ -508,14 +507,12 @@ RoundCause RoundLeader::first_cause() const {
   std::optional<RoundCause> first;
   for (const std::string& key : failed_) {
     const Launcher& l = launchers_.at(key);
-    const bool reports = l.note.round == round_ && l.note.cause;
+    const bool gone = gone_.contains(key), reports = l.note.round == round_ && l.note.cause;
     RoundCause cause;
     // What a host that came back reports is most often the loss of its peers.
-    if (gone_.contains(key) && !(reports && l.note.cause->weight == 0))
-      cause = loss_of(l);
-    else if (reports)
+    if (reports && (!gone || l.note.cause->weight == 0))
       cause = *l.note.cause;
-    else if (l.lost)
+    else if (gone || l.lost)
       cause = loss_of(l);
     if (!first || cause.weight < first->weight) first = std::move(cause);
   }

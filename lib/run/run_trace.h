@@ -16,7 +16,7 @@ class RunTrace : private device::TimingSink {
   // All ranks must call it, since it aligns their clocks with rank 0's. Throws UserError if the
   // file cannot be written.
   RunTrace(train::Trainer& trainer, std::filesystem::path path, StepRange steps);
-  ~RunTrace();  // ends the timing of launches
+  ~RunTrace() override;  // ends the timing of launches
 
   device::TimingSink& sink() { return *this; }
   // What the trace has of a step: as seen by the host, on a separate track. Outside of its steps it
