@@ -63,9 +63,7 @@ void LeadingLauncher::announce(const LauncherNews& news) {
   // launcher may have a `run` of its own.
   const bool begins = news.kind == Kind::run && news.round > begun_;
   if (begins) begun_ = news.round;
-  if (begins || news.kind == Kind::over)
-    server_.set_launcher_value(kFirstNews, std::to_string(announced_));
-  else if (announced_ == 1 && continues_)
+  if (begins || news.kind == Kind::over || (announced_ == 1 && continues_))
     server_.set_launcher_value(kFirstNews, std::to_string(announced_));
   else if (news.kind == Kind::end || announced_ == 1)
     server_.set_launcher_value(kFirstNews, std::to_string(announced_ + 1));

@@ -8,8 +8,11 @@
 
 namespace mtrain::model {
 
-uint64_t dropout_key(uint64_t seed, const SegmentId& segment, int64_t step, int64_t micro_batch) {
-  return rng_key(seed, fmt::format("dropout/{}/{}/{}", segment_name(segment), step, micro_batch));
+uint64_t dropout_key(uint64_t seed, const SegmentId& segment, int64_t step, int64_t micro_batch,
+                     int64_t depth) {
+  std::string name = fmt::format("dropout/{}/{}/{}", segment_name(segment), step, micro_batch);
+  if (depth > 1) name += fmt::format("/depth {}", depth);
+  return rng_key(seed, name);
 }
 
 namespace {
@@ -35,8 +38,8 @@ void drop_rows(const Step& step, const Tensor& x_TH, uint64_t key, const Tensor&
 void drop_rows(const Step& step, const Tensor& x_TH, const SegmentId& segment, float p,
                int64_t first_row) {
   const Tensor key_1 = step.graph_inputs ? step.graph_inputs->dropout_key(segment) : Tensor();
-  drop_rows(step, x_TH, dropout_key(step.seed, segment, step.step, step.micro_batch), key_1, p,
-            first_row);
+  drop_rows(step, x_TH, dropout_key(step.seed, segment, step.step, step.micro_batch, step.depth),
+            key_1, p, first_row);
 }
 }  // namespace
 

@@ -127,8 +127,9 @@ struct Step {
 };
 
 // Returns the key of the random numbers that decide which elements a segment drops in a
-// micro-batch.
-uint64_t dropout_key(uint64_t seed, const SegmentId& segment, int64_t step, int64_t micro_batch);
+// micro-batch. A repeated layer of multi-token prediction drops others at each depth.
+uint64_t dropout_key(uint64_t seed, const SegmentId& segment, int64_t step, int64_t micro_batch,
+                     int64_t depth = 0);
 
 // The columns [first, first + those of a tensor) of a matrix with `all` columns.
 struct ColumnRange {

@@ -77,8 +77,9 @@ const PassOrder& PassPairs::find(int64_t forward_stage, const StagePass* forward
     if (keeps_wgrads(backward.part(i))) parts_b[i].weight_cost = 0;
     found.own_wgrads.push_back(delay_wgrad_ && parts_b[i].weight_cost > 0);
   }
-  const bool head_last = head_shares_table_ && forward && has(*forward, SegmentKind::head) &&
-                         has(backward, SegmentKind::embedding);
+  const bool head_last =
+      head_shares_table_ && forward && has(*forward, SegmentKind::head) &&
+      (has(backward, SegmentKind::embedding) || has(backward, SegmentKind::prediction_input));
   // The depths of multi-token prediction follow the head, and use the same output layer.
   size_t after = 0;
   while (head_last && forward->part(parts_f.size() - 1).kind != SegmentKind::head)

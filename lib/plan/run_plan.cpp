@@ -216,7 +216,8 @@ RunPlan make_plan(const Recipe& r, int64_t world, int64_t vocab) {
   copy_options(r, vocab, plan);
   plan.pipeline.head_shares_table =
       plan.model.tied_embeddings &&
-      plan.schedule.rank_of(0) == plan.schedule.rank_of(plan.schedule.stages - 1);
+      (plan.model.mtp.depths > 0 ||
+       plan.schedule.rank_of(0) == plan.schedule.rank_of(plan.schedule.stages - 1));
   plan.text = plan_text(r, plan, vocab);
   if (vocab > 0) resolve_logits_rows(r, plan);
   if (expert_bytes_per_step(plan) > 0) plan.pass_costs = pass_costs(r, plan);

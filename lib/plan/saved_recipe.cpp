@@ -69,13 +69,13 @@ bool must_agree(const std::string& path) {
                                             "packed_sequence.max_packs",
                                             "packed_sequence.drop_long_samples"};
   // The checkpoint's tensors decide the vocabulary, and the weights are initialised already. How
-  // tokens travel to their experts belongs to the layout. How strongly loads are balanced may
-  // change, as a learning rate may.
+  // tokens travel to their experts belongs to the layout. How strongly loads are balanced and
+  // further tokens count may change, as a learning rate may.
   for (const char* free :
        {"model.vocab_size", "model.init_method_std", "model.init", "model.moe.token_dispatcher",
         "model.moe.shared_expert_overlap", "model.moe.pad_expert_input_to_capacity",
         "model.moe.aux_loss_coeff", "model.moe.z_loss_coeff", "model.moe.router_bias_update_rate",
-        "model.moe.router_bias"})
+        "model.moe.router_bias", "model.mtp_loss_scaling_factor"})
     if (path == free) return false;
   return path.starts_with("model.") || (path.starts_with("peft.") && path != "peft.dropout") ||
          single.count(path);

@@ -174,11 +174,14 @@ TEST_CASE("chunks of experts in the passes that run alone change no bit") {
 }
 
 TEST_CASE("a table that embedding and output layer share has the same sums in pairs") {
-  const Changes dense{"model.moe.first_dense_layers=3"};
+  const Changes dense{"model.moe.first_dense_layers=3"}, further{"model.mtp_num_layers=2"},
+      interleaved = pipelined("interleaved_1f1b", 2);
   for (const Layout& l : std::vector<Layout>{{2, kMegatron},
                                              {2, kFsdp2},
                                              {2, kAtOnce},
-                                             {4, join({kMegatron, pipelined("dualpipev", 2)})}}) {
+                                             {4, join({kMegatron, pipelined("dualpipev", 2)})},
+                                             {4, join({kMegatron, further, interleaved})},
+                                             {4, join({kAtOnce, further, interleaved})}}) {
     CAPTURE(l.changes);
     const Changes off =
         join({kPlain, l.changes, ep(2), dense, {"model.share_embeddings_and_output_weights=true"}});

@@ -243,8 +243,13 @@ TEST_CASE("multi-token prediction refuses what it cannot do") {
       {.what = "a repeated layer", .set = further({"model.mtp_use_repeated_layer=true"})});
   expect_warning({.what = "a factor alone", .set = {"model.mtp_loss_scaling_factor=0.3"}},
                  "model.mtp_loss_scaling_factor", "mtp_num_layers is 0");
+  expect_accepts(
+      {.what = "a factor that is the usual one", .set = {"model.mtp_loss_scaling_factor=0.1"}});
+  expect_accepts({.what = "recomputation of all layers, its own included",
+                  .set = further({"recompute=full", "recompute.method=block", "model.num_layers=4",
+                                  "recompute.num_layers=6"})});
   expect_error({.what = "learned positions", .set = further({"model.architecture=gpt2"})}, field,
-               "learned positions");
+               "position_embedding: learned");
   expect_error(
       {.what = "8 bits", .set = further({"mixed_precision.fp8=hybrid", "debug.emulate_fp8=true"})},
       field, "8-bit");

@@ -336,17 +336,24 @@ void validate_latent_attention(const Recipe& r, Diagnostics& diagnostics) {
 void validate_token_prediction(const Recipe& r, Diagnostics& diagnostics) {
   const char* depths = "model.mtp_num_layers";
   if (r.model.mtp_num_layers == 0) {
-    for (const char* field : {"model.mtp_loss_scaling_factor", "model.mtp_use_repeated_layer"})
-      if (r.given(field))
+    const recipe::ModelConfig usual;
+    const auto ignored = [&](const char* field, bool changed) {
+      if (changed)
         diagnostics.warn(field,
                          "is ignored: mtp_num_layers is 0, so no further tokens are predicted",
                          "set model.mtp_num_layers: 1 or more, or leave it out");
+    };
+    ignored("model.mtp_loss_scaling_factor",
+            r.model.mtp_loss_scaling_factor != usual.mtp_loss_scaling_factor);
+    ignored("model.mtp_use_repeated_layer", r.model.mtp_use_repeated_layer);
     return;
   }
-  diagnostics.require(r.model.position_embedding == recipe::PositionEmbedding::rope,
-                      {depths, "model.position_embedding"},
-                      "multi-token prediction is not supported with learned positions",
-                      "set position_embedding: rope");
+  diagnostics.require(
+      r.model.position_embedding == recipe::PositionEmbedding::rope,
+      {depths, "model.position_embedding"},
+      fmt::format("multi-token prediction is not supported with position_embedding: {}",
+                  enum_name(r.model.position_embedding)),
+      "set position_embedding: rope");
   diagnostics.require(
       r.mixed_precision.fp8 == recipe::Fp8Format::none, {depths, "mixed_precision.fp8"},
       "multi-token prediction is not supported with 8-bit GEMMs", "leave mixed_precision.fp8 out");

@@ -81,6 +81,7 @@ void note_modules(const Recipe& r, Diagnostics& diagnostics) {
 void validate_recompute(const Recipe& r, Diagnostics& diagnostics) {
   const auto& c = r.recompute;
   const bool full = c.granularity == recipe::RecomputeGranularity::full;
+  const int64_t layers = r.model.num_layers + r.model.mtp_layers();
   const char* only_full = "method and num_layers belong to granularity: full";
   diagnostics.require(full || !c.method, {"recompute.method", "recompute.granularity"},
                       fmt::format("is set, but granularity is {}", enum_name(c.granularity)),
@@ -91,13 +92,12 @@ void validate_recompute(const Recipe& r, Diagnostics& diagnostics) {
   diagnostics.require(
       !full || c.num_layers, {"recompute.num_layers", "recompute.method"},
       "method block needs the number of layers that are recomputed",
-      fmt::format("set recompute.num_layers to 1 ... {}, or method: uniform", r.model.num_layers));
+      fmt::format("set recompute.num_layers to 1 ... {}, or method: uniform", layers));
   if (full && c.num_layers)
-    diagnostics.require(*c.num_layers <= r.model.num_layers,
-                        {"recompute.num_layers", "model.num_layers"},
-                        fmt::format("{} is more than the {} layers of the model", *c.num_layers,
-                                    r.model.num_layers),
-                        "choose at most the number of layers");
+    diagnostics.require(
+        *c.num_layers <= layers, {"recompute.num_layers", "model.num_layers"},
+        fmt::format("{} is more than the {} layers of the model", *c.num_layers, layers),
+        "choose at most the number of layers");
   if (c.granularity == recipe::RecomputeGranularity::selective)
     diagnostics.require(!c.modules.empty(), {"recompute.modules"},
                         "granularity is selective, but no module is listed",
