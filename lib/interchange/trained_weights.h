@@ -13,8 +13,9 @@
 
 namespace mtrain::interchange {
 
-// The key of state.json with the base_content() of the base model.
-inline constexpr const char* kBaseContent = "base_model";
+// The key of state.json with the base_content() of the base model. Earlier versions wrote another
+// hash as `base_model`, which is not compared.
+inline constexpr const char* kBaseContent = "base_content";
 
 // Returns a hash of the tensors of a folder (storage::tensors_content). It does not depend on how
 // they are spread over files.

@@ -1,6 +1,7 @@
 #include "plan/layer_activations.h"
 
 #include <algorithm>
+#include <initializer_list>
 
 #include "base/error.h"
 #include "plan/expert_traffic.h"
@@ -141,22 +142,41 @@ Count LayerActivations::passing_per_token(bool moe) const {
   const Count mlp = std::max((inputs(moe) + 1) * width / tp_ + quantized + hidden() +
                                  sharded_residual() + norm_input_gradient + recomputed,
                              2 * hidden() + normalized + 2 * sharded_residual()) +
-                    dispatched + (moe && plan_.model.lora ? adapter_results() : 0);
+                    dispatched + (moe ? adapter_results() : 0) + dropped_inputs(false, moe);
   const Count attention = qkv_width() * (recomputes_head_norms() || attention_.latent ? 2 : 1) +
-                          2 * attention_width() + 2 * hidden();
+                          2 * attention_width() + 2 * hidden() + dropped_inputs(true, moe);
   return std::max(mlp, attention) * e_;
 }
 
-// The part of the experts' results that adapters compute before it is added.
+// Whether some layer has an adapter of that projection.
+bool LayerActivations::adapts(spec::Projection p) const {
+  return plan_.model.lora && std::ranges::any_of(plan_.model.lora->layers, [&](const auto& l) {
+           return std::ranges::count(l, p) > 0;
+         });
+}
+
+// The part of the experts' results, or of their inputs' gradients, that adapters compute before it
+// is added.
 Count LayerActivations::adapter_results() const {
-  const auto& layers = plan_.model.lora->layers;
-  const auto any = [&](spec::Projection p) {
-    return std::ranges::any_of(layers, [&](const auto& l) { return std::ranges::count(l, p) > 0; });
+  const Count rows = rows_ * row_share() * hidden(), width = this->width(true) / tp_;
+  return std::max(
+      adapts(spec::Projection::expert_gate_up) ? std::max(inputs(true) * width, rows) : 0,
+      adapts(spec::Projection::expert_down) ? std::max(rows, width) : 0);
+}
+
+// The copies of inputs that dropout makes, one for each adapter of the linears of attention, or of
+// an MLP or shared expert.
+Count LayerActivations::dropped_inputs(bool attention, bool moe) const {
+  if (!plan_.model.lora || plan_.model.lora->dropout == 0) return 0;
+  using enum spec::Projection;
+  const auto adapters = [&](std::initializer_list<spec::Projection> all) {
+    return Count(std::ranges::count_if(all, [&](spec::Projection p) { return adapts(p); }));
   };
-  const Count gate_up =
-                  any(spec::Projection::expert_gate_up) ? inputs(true) * width(true) / tp_ : 0,
-              down = any(spec::Projection::expert_down) ? rows_ * row_share() * hidden() : 0;
-  return std::max(gate_up, down);
+  if (attention)
+    return adapters({qkv, query, key, value}) * residual() + adapters({proj}) * attention_width();
+  const Count width = moe ? Count(experts_.shared_ffn) : this->width(false);
+  return width == 0 ? 0
+                    : adapters({gate_up, gate, up}) * residual() + adapters({down}) * width / tp_;
 }
 
 Count LayerActivations::inputs(bool moe) const { return moe || mlp_.gated() ? 2 : 1; }
@@ -184,7 +204,8 @@ Count LayerActivations::mlp_wgrad_inputs_per_token(bool moe) const {
   const bool bias = !moe && mlp_.bias;
   return (experts * hidden() + width / tp_) * (moe ? expert_row_bytes() : e_) +
          inputs(moe) * width / tp_ * output_gradient(LayerGemm::fc1, bias) +
-         experts * hidden() * output_gradient(LayerGemm::fc2, bias);
+         experts * hidden() * output_gradient(LayerGemm::fc2, bias) +
+         (moe ? 0 : dropped_inputs(false, false) * e_);
 }
 
 Count LayerActivations::rest_wgrad_inputs_per_token(bool moe) const {
@@ -202,7 +223,8 @@ Count LayerActivations::rest_wgrad_inputs_per_token(bool moe) const {
                  latent_width() + Count(l.rope_dim) * residual() / hidden();
     qkv_outputs -= Count(attention_.heads * l.rope_dim) / tp_;  // of kv_up
   }
-  return (qkv_inputs + attention_width() + router + shared) * e_ +
+  const Count dropped = dropped_inputs(true, moe) + (moe ? dropped_inputs(false, true) : 0);
+  return (qkv_inputs + attention_width() + router + shared + dropped) * e_ +
          qkv_outputs * output_gradient(LayerGemm::qkv, attention_.qkv_bias) +
          hidden() * output_gradient(LayerGemm::proj, attention_.proj_bias);
 }

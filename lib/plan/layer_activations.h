@@ -55,7 +55,9 @@ class LayerActivations {
   Count residual() const;
   Count kv_width() const;
   Count qkv_width() const;
+  bool adapts(spec::Projection p) const;
   Count adapter_results() const;
+  Count dropped_inputs(bool attention, bool moe) const;
   Count inputs(bool moe) const;  // inputs of an MLP's activation function: 2 if it has a gate
   // Returns the share of the tokens' rows that are on this rank, if loads are balanced: 1 / tp if
   // each tp rank has undivided experts and the rows of its own tokens; otherwise 1.

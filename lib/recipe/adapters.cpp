@@ -96,15 +96,23 @@ std::vector<Module> modules_of(const spec::LayerSpec& layer, Architecture family
   return all;
 }
 
-// Whether `pattern`, in which * stands for any text, is all of `text`.
+// Whether `pattern`, in which * stands for any text, is all of `text`. A mismatch extends the text
+// of the last * alone, so the work is at most the product of the lengths.
 bool matches_all(std::string_view pattern, std::string_view text) {
-  if (pattern.empty()) return text.empty();
-  if (pattern.front() != '*')
-    return !text.empty() && pattern.front() == text.front() &&
-           matches_all(pattern.substr(1), text.substr(1));
-  for (size_t skipped = 0; skipped <= text.size(); ++skipped)
-    if (matches_all(pattern.substr(1), text.substr(skipped))) return true;
-  return false;
+  size_t p = 0, t = 0, star = std::string_view::npos, resumed = 0;
+  while (t < text.size()) {
+    if (p < pattern.size() && pattern[p] == '*') {
+      star = p++, resumed = t;
+    } else if (p < pattern.size() && pattern[p] == text[t]) {
+      ++p, ++t;
+    } else if (star != std::string_view::npos) {
+      p = star + 1, t = ++resumed;
+    } else {
+      return false;
+    }
+  }
+  while (p < pattern.size() && pattern[p] == '*') ++p;
+  return p == pattern.size();
 }
 
 // Whether the pattern names this module. A name without a dot is that of the module, and others are

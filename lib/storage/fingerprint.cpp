@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <map>
-#include <utility>
+#include <vector>
 
 #include <fmt/core.h>
 #include <fmt/ranges.h>
@@ -29,20 +29,26 @@ void add_ends(const SafetensorsReader& file, const StoredTensor& t, Fnv1a& hash)
   hash.add(bytes);
 }
 
-// Adds blocks of the tensor's data, the first and the last ones among them; all of a small tensor.
-void add_blocks(const SafetensorsReader& file, const StoredTensor& t, ContentHash& hash) {
-  constexpr int64_t kBlocks = 16, kBlock = 4096;
+// Returns a hash of blocks of the tensor's data, the first and the last ones among them; of all of
+// a small tensor.
+std::string blocks_content(const SafetensorsReader& file, const StoredTensor& t, int64_t blocks) {
+  constexpr int64_t kBlock = 4096;
+  ContentHash hash;
   std::string bytes;
   const auto add = [&](int64_t first, int64_t count) {
     bytes.resize(size_t(count));
     file.read_bytes(t.name, first, count, bytes.data());
     hash.add(bytes);
   };
-  if (t.bytes <= kBlocks * kBlock) return add(0, t.bytes);
-  for (int64_t i = 0; i < kBlocks; ++i) {
-    const double share = double(i) / double(kBlocks - 1);
+  if (t.bytes <= blocks * kBlock) {
+    add(0, t.bytes);
+    return hash.hex();
+  }
+  for (int64_t i = 0; i < blocks; ++i) {
+    const double share = double(i) / double(blocks - 1);
     add(int64_t(share * double(t.bytes - kBlock)), kBlock);
   }
+  return hash.hex();
 }
 
 }  // namespace
@@ -66,14 +72,21 @@ std::string weights_fingerprint(const std::vector<const SafetensorsReader*>& fil
 }
 
 std::string tensors_content(const std::vector<const SafetensorsReader*>& files) {
-  std::map<std::string, std::pair<const SafetensorsReader*, const StoredTensor*>> by_name;
-  for (const SafetensorsReader* file : files)
-    for (const StoredTensor& t : file->tensors()) by_name[t.name] = {file, &t};
-  ContentHash hash;
-  for (const auto& [name, at] : by_name) {
-    hash.add(fmt::format("{} {} [{}]\n", name, at.second->type, fmt::join(at.second->shape, ", ")));
-    add_blocks(*at.first, *at.second, hash);
+  constexpr int64_t kAllBlocks = 4096, kMost = 16;
+  std::map<std::string, std::string> by_name;
+  int64_t tensors = 0;
+  for (const SafetensorsReader* file : files) tensors += int64_t(file->tensors().size());
+  const int64_t blocks = std::clamp<int64_t>(kAllBlocks / std::max<int64_t>(tensors, 1), 2, kMost);
+  for (const SafetensorsReader* file : files) {
+    std::vector<const StoredTensor*> in_order;
+    for (const StoredTensor& t : file->tensors()) in_order.push_back(&t);
+    std::ranges::sort(in_order, {}, &StoredTensor::begin);
+    for (const StoredTensor* t : in_order)
+      by_name[t->name] = fmt::format("{} [{}] {}", t->type, fmt::join(t->shape, ", "),
+                                     blocks_content(*file, *t, blocks));
   }
+  ContentHash hash;
+  for (const auto& [name, content] : by_name) hash.add(fmt::format("{} {}\n", name, content));
   return hash.hex();
 }
 

@@ -13,10 +13,10 @@ namespace mtrain::storage {
 // read.
 std::string weights_fingerprint(const std::vector<const SafetensorsReader*>& files);
 
-// Returns a hash of the tensors of all files: their names, types and shapes, all bytes of a tensor
-// of up to 64 KiB, and 16 blocks of 4 KiB, evenly spread, of a larger one. Training changes nearly
-// all values of a tensor, so the blocks show it. The hash does not depend on how the tensors are
-// spread over files.
+// Returns a hash of the tensors of all files: their names, types and shapes, and evenly spread
+// blocks of 4 KiB of each: 16, or fewer if there are more than 256 tensors, and at least 2. Small
+// tensors are read whole. Training changes nearly all values of a tensor, so the blocks show it.
+// The hash does not depend on how the tensors are spread over files.
 std::string tensors_content(const std::vector<const SafetensorsReader*>& files);
 
 }  // namespace mtrain::storage

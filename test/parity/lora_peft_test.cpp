@@ -20,6 +20,7 @@
 #include "run/stored_model.h"
 #include "storage/checkpoint_dir.h"
 #include "storage/checkpoint_tensors.h"
+#include "storage/state.h"
 #include "test/support/comm_testing.h"
 #include "test/support/interchange_testing.h"
 #include "test/support/temporary_folder.h"
@@ -327,6 +328,29 @@ TEST_CASE("a checkpoint of adapters that does not record its base model gets a w
   interchange::open_trained(from);
   log::set_record(nullptr);
   CHECK_THAT(warnings, Contains("does not record which base model"));
+}
+
+TEST_CASE("a checkpoint of adapters with an earlier version's hash of its base can be used") {
+  const TemporaryFolder temporary;
+  const fs::path base = golden_hf() / "llama";
+  const fs::path from = saved_run(temporary / "checkpoints", base);
+  std::string state = read_file(from / "state.json");
+  const std::string key = std::string("\"") + interchange::kBaseContent + "\"";
+  REQUIRE(state.find(key) != std::string::npos);
+  const size_t value = state.find('"', state.find(key) + key.size());
+  state.replace(value, state.find('"', value + 1) + 1 - value, "\"0123456789abcdef\"");
+  state.replace(state.find(key), key.size(), "\"base_model\"");
+  write_file_atomic(from / "state.json", state);
+  std::string warnings;
+  log::set_record(nullptr);  // forgets what other tests have logged
+  log::set_record([&](std::string_view lines) { warnings += lines; });
+  CHECK(interchange::open_trained(from).adapters.size() == 6);
+  log::set_record(nullptr);
+  CHECK_THAT(warnings, Contains("does not record which base model"));
+  const auto device = Device::cpu(1);
+  train::Trainer t = tuned(*device, base, kOfLlama);
+  run::DataIdentity data(t.plan());
+  CHECK(data.differences(storage::TrainState::load(from / "state.json")).empty());
 }
 
 TEST_CASE("adapters of experts in AutoModel's form, with A and B swapped, are the same") {

@@ -195,6 +195,41 @@ TEST_CASE("planned memory and bytes of experts over ranks are those of a step, w
   }
 }
 
+TEST_CASE("planned memory of adapters is that of a step, within 10 %") {
+  const Overrides dense{"train.micro_batch_size=4", "train.global_batch_size=4"};
+  const auto with_experts = [](const Overrides& more) {
+    Overrides all = kBase;
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  };
+  struct Row {
+    int ranks;
+    Overrides set;
+  };
+  for (const auto& [ranks, set] :
+       {Row{1, with_experts({"peft.target_modules=[\"*\"]"})},
+        Row{1, with_experts({"peft.target_modules=[experts]"})},
+        Row{1, with_experts({"peft.target_modules=[experts]", "model.moe.ffn_hidden_size=64"})},
+        Row{2, with_experts({"peft.target_modules=[\"*\"]", "distributed.ep_size=2"})},
+        Row{1, dense}})
+    for (const char* precision : {"fp32", "bf16_mixed"})
+      for (const char* dropout : {"0", "0.1"}) {
+        Overrides all = set;
+        for (const std::string& more :
+             {std::string("peft.dim=8"), fmt::format("peft.dropout={}", dropout),
+              fmt::format("mixed_precision={}", precision)})
+          all.push_back(more);
+        const Recipe r = recipe_with(all, ranks);
+        const plan::MemoryEstimate planned = plan::make_plan(r, ranks, kVocab).fullest();
+        const Measured measured = measure(r, ranks);
+        CAPTURE(all, planned.activations, planned.logits,
+                measured.peak(device::MemoryCategory::activations));
+        CHECK(planned.params == Approx(measured.peak(device::MemoryCategory::params)).epsilon(0.1));
+        CHECK(planned.grads == Approx(measured.peak(device::MemoryCategory::grads)).epsilon(0.1));
+        CHECK(planned.total() == Approx(measured.total).epsilon(0.1));
+      }
+}
+
 TEST_CASE("planned memory of an output layer in fp32 is that of a step, within 10 %") {
   for (const Overrides& more : {Overrides{}, Overrides{"optimizer.master_weights=false"},
                                 Overrides{"distributed.tp_size=2", kSequence},

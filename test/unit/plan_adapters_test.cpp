@@ -108,6 +108,14 @@ TEST_CASE("a section peft asks for adapters of dimension 8, and a printed recipe
   CHECK(load("peft: {dim: 0, alpha: 16}\n").recipe.peft.dim == 0);
 }
 
+TEST_CASE("a pattern of many * is matched or refused at once") {
+  const std::string stars(60, '*');
+  CHECK_THAT(load("peft: {target_modules: ['" + stars + ".x']}\n").errors,
+             Contains("no linear of the layers is called"));
+  CHECK(adapters("peft: {target_modules: ['" + stars + "q" + stars + "j']}\n") ==
+        Names{"attention.qkv.lora.query"});
+}
+
 TEST_CASE("what adapters cannot go together with is refused by name") {
   CHECK_THAT(load("peft: {target_modules: [q_prj]}\n").errors,
              Contains("q_prj") && Contains("q_proj, k_proj"));
