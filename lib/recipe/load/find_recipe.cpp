@@ -161,9 +161,14 @@ std::string find_recipe(const std::string& name, const std::vector<std::string>&
     return path.string();
   }
   for (const OtherName& other : kOtherNames) names.emplace_back(other.name);
-  // Do not suggest a family with a different version number, which is a different model.
+  // Do not suggest a family with a different version number, which is a different model. The number
+  // is in the first word (qwen3_8b), or follows a v in the second one (deepseek_v3).
   const auto digits_of_family = [](const std::string& model) {
-    std::string family = model.substr(0, model.find('_'));
+    size_t end = model.find('_');
+    if (end != std::string::npos && end + 2 < model.size() && model[end + 1] == 'v' &&
+        std::isdigit(uint8_t(model[end + 2])))
+      end = model.find('_', end + 1);
+    std::string family = model.substr(0, end);
     std::erase_if(family, [](unsigned char c) { return !std::isdigit(c); });
     return family;
   };
