@@ -89,7 +89,7 @@ void add_report_command(CLI::App& app) {
       "report", "write one HTML page about runs: curves, memory, ranks, restarts, settings");
   set_examples(*command, {"mtrain report runs/first",
                           "mtrain report runs/first runs/second --output report.html",
-                          "mtrain report runs/first --trace t.json --step 12"});
+                          "mtrain report runs/first --trace t.json --step 5"});
   command
       ->add_option("run", o->runs,
                    "run folders, checkpoints in them, or metrics.jsonl files; at most 6")

@@ -190,15 +190,15 @@ void Gpt::forward_segment(StagePass& p, const Group& g, size_t layer, size_t seg
   ParamUnit* own = own_unit(block, segment);
   if (own) hooks.before_forward(*own);
   // If the layer is recomputed or there is no backward, its activations go to a stash that is
-  // emptied at the layer's end.
+  // emptied after each segment: the last one of a further layer computes logits.
   Step inner = step.with(p.not_kept_);
   if (step.training && g.recompute) inner.forward_results = p.forward_results_.get();
   Step kept = step;
   inner.depth = kept.depth = g.depth;
   p.flow_ = block.segment(segment).forward(keep ? kept : inner, std::move(p.flow_));
   if (own) hooks.after_forward(*own);
-  if (segment + 1 < block.size()) return;
   p.not_kept_ = {};
+  if (segment + 1 < block.size()) return;
   if (g.depth > 0 && g.depth == spec_.mtp.depths) p.flow_ = {};
   hooks.after_forward(*block.unit());
 }

@@ -236,6 +236,9 @@ class Estimator {
       const int64_t recomputed = std::min(layers_.all(), plan_.recompute.layers * chunks);
       all = all * Count(layers_.all() - recomputed) / Count(layers_.all()) +
             Count(ceil_div(recomputed, plan_.recompute.group)) * layer_.residual() * e_;
+      // The gradient of each depth's loss is kept, and each further use of a layer has an input.
+      const spec::TokenPrediction& mtp = plan_.model.mtp;
+      if (has_head()) all += Count(2 * mtp.depths - mtp.layers()) * layer_.residual() * e_;
       if (plan_.recompute.keeps_router)
         all += Count(recomputed) / Count(layers_.all()) * Count(layers_.moe) *
                layer_.router_per_token();

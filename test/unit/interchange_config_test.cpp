@@ -319,8 +319,6 @@ TEST_CASE("routers of DeepSeek-V3's kind that transformers computes in another w
         Row{"dots1", "scoring_func", "\"softmax\"", "only sigmoid or noaux_tc is supported"},
         Row{"dots1_window", "sliding_window", "null", "gives a window to 2 of 2 layers"},
         Row{"dots1", "use_qk_norm", "true", "the key use_qk_norm is not understood"},
-        Row{"deepseek_v2_lite", "topk_method", "\"group_limited_greedy\"",
-            "only greedy is supported"},
         Row{"deepseek_v3", "rope_interleave", "false", "rope_interleave"},
         Row{"deepseek_v3", "attention_bias", "true", "attention_bias"},
         Row{"deepseek_v3", "num_key_value_heads", "1", "each query head has keys"},

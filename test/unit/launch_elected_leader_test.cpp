@@ -217,7 +217,8 @@ TEST_CASE("etcd's servers and secrets are read as torchrun spells them") {
   refuses("a", "cert=/dev/null", "belong together");
   refuses("a", "cacert=/no/such/file", "cannot be read");
   refuses("a", "user=me", "password_file");
-  refuses("a", "user=me,password_file=/no/such/file", "no password file");
+  refuses("a", "user=me,password_file=/no/such/file",
+          "the password file /no/such/file does not exist");
   refuses("a", "user=me,password=x", "can be read by every user");
 }
 
