@@ -12,6 +12,8 @@
 #include <fmt/format.h>
 #include <catch2/catch.hpp>
 
+#include "launch/etcd_election.h"
+
 namespace launch_etcd_client_test {
 
 using namespace mtrain;
@@ -98,6 +100,18 @@ TEST_CASE("the reason in an error of etcd is read from all its versions") {
     etcd.answer(400, fmt::format("{{\"code\": 3, \"{}\": \"user name is empty\"}}", key));
     CHECK_THROWS_WITH(client.get("key"), Contains("needs a user: user name is empty"));
   }
+}
+
+TEST_CASE("a start that etcd refuses says why") {
+  StandIn etcd;
+  EtcdElection election(etcd.options(), "job", "me");
+  CHECK_THAT(election.fault(), Contains("does not answer"));
+  etcd.answer(200, R"({"ID": "7", "TTL": "10", "succeeded": true, "result": {"TTL": "10"},
+                  "kvs": [{"create_revision": "5", "lease": "7", "value": ""}]})");
+  REQUIRE(election.campaign({.id = "me", .host = "h", .address = {}, .job_token = {}}));
+  etcd.answer(403, R"({"code": 7, "message": "permission denied"})");
+  CHECK_FALSE(election.settle({}));
+  CHECK_THAT(election.fault(), Contains("may not use the job's keys"));
 }
 
 }  // namespace launch_etcd_client_test
