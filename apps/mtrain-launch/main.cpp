@@ -36,6 +36,7 @@
 #include "recipe/load/flags.h"
 #include "recipe/load/misplaced_words.h"
 #include "storage/checkpoint_dir.h"
+#include "storage/folder_lock.h"
 #include "storage/run_record.h"
 
 namespace fs = std::filesystem;
@@ -227,6 +228,9 @@ LaunchedRun check_recipe(const TrainOptions& training, launch::AgentOptions& o) 
   o.replaces_stragglers = r.train.straggler == recipe::OnStraggler::replace;
   o.newest_checkpoint = [folders = run_plan.folders, warned = false]() mutable {
     return newest_checkpoint(folders, warned);
+  };
+  o.run_folder_held = [run_dir = run_plan.folders.run_dir] {
+    return storage::is_folder_held(run_dir);
   };
   o.unsaved = [folders = run_plan.folders] { return unsaved_after(folders); };
   // One of the hosts writes it, with what its launcher knows: the one that leads.

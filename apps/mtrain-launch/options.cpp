@@ -227,6 +227,10 @@ void refuse_misspelt(const CLI::App& app) {
     throw UserError(fmt::format("{}: mtrain-launch has no such option", name), meant);
 }
 
+bool is_loopback(const std::string& host) {
+  return host == "localhost" || host == "::1" || host.starts_with("127.");
+}
+
 // Sets how the launchers of several hosts elect one through etcd.
 void set_etcd(const Words& w, const launch::RendezvousConfig& config, LaunchOptions& o) {
   launch::AgentOptions& a = o.agent;
@@ -243,13 +247,14 @@ void set_etcd(const Words& w, const launch::RendezvousConfig& config, LaunchOpti
   if (!w.master_addr.empty())
     o.warnings.push_back("--master_addr has no effect with etcd: the launcher that leads has it");
   a.etcd = launch::parse_etcd(w.endpoint, config);
+  const bool is_far =
+      !std::ranges::all_of(a.etcd->servers, is_loopback, [](const auto& s) { return s.host; });
+  if (!a.etcd->user.empty() && !a.etcd->tls && is_far)
+    o.warnings.push_back(
+        "the password for etcd crosses the network in plain text: use https in --rdzv_endpoint");
   if (!w.local_addr.empty()) a.etcd->own_address = launch::parse_host("--local_addr", w.local_addr);
   a.master_addr = "localhost";  // for what a host does alone, such as --dry-run
   a.master_port = w.master_port.value_or(0);
-}
-
-bool is_loopback(const std::string& host) {
-  return host == "localhost" || host == "::1" || host.starts_with("127.");
 }
 
 // torchrun numbers hosts itself, or treats each of them as host 0.

@@ -18,7 +18,7 @@ namespace mtrain::launch {
 
 // Why a start of the job has failed, or was ended by a signal.
 struct JobFailure {
-  std::string job;   // the variable MTRAIN_JOB_ID of the ranks on host 0
+  std::string job;   // Job::id of the ranks on the host that leads
   std::string host;  // of the culprit
   int exit_code = 1;
   bool interrupted = false;
@@ -58,6 +58,7 @@ struct AgentOptions {
   std::function<int(int ranks)> largest_world;
   std::function<std::string(int world)> layout, nearest_worlds;
   std::function<std::optional<int64_t>()> newest_checkpoint;
+  std::function<bool()> run_folder_held;  // whether a run uses the run folder now; may be null
   std::chrono::milliseconds rendezvous_timeout{600000};  // how long hosts wait for others
   std::function<std::string()> unsaved;  // describes what would be lost now; may be null
   std::function<void(const JobFailure&)> on_failure;  // called once for each start; may be null

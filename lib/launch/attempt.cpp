@@ -292,6 +292,8 @@ std::map<std::string, std::string> Attempt::environment_of(const RankProcess& c)
   env["MASTER_ADDR"] = o_.elects() ? job_.store.reached() : o_.master_addr;
   env["MASTER_PORT"] = std::to_string(job_.store.port());
   env["MTRAIN_JOB_ID"] = job_.id;
+  env.erase(kSharedJobVariable);  // of an outer launcher
+  if (!job_.shared_id.empty()) env[kSharedJobVariable] = job_.shared_id;
   env["MTRAIN_RESTART_COUNT"] = std::to_string(number_);
   env["MTRAIN_RESTARTS_LEFT"] = std::to_string(place_.restarts_left);
   env[kServedVariable] = job_.store.serves() || o_.elects() ? "1" : "0";

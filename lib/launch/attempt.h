@@ -26,13 +26,17 @@ namespace mtrain::launch {
 
 // The state that all starts of a job share.
 struct JobState {
-  std::string id;
+  std::string id;  // of this launcher
   JobStore& store;
   Signals& signals;
   const Watchdog& watchdog;
   EndRequests ends = {};
   Console& console;
   LauncherLink* link = nullptr;  // null: this host acts alone
+  std::string shared_id = {};    // of the job on all hosts, if its launchers elect a leader
+
+  // Identifies the job to the run folder.
+  const std::string& job_id() const { return shared_id.empty() ? id : shared_id; }
 };
 
 // The ranks of a start that run on this host.

@@ -5,6 +5,7 @@
 #include <unistd.h>
 #include <charconv>
 #include <chrono>
+#include <memory>
 #include <utility>
 
 #include <fmt/format.h>
@@ -23,6 +24,7 @@ using nlohmann::json;
 using namespace std::chrono_literals;
 
 constexpr auto kEtcdConnectTime = 2s, kEtcdAnswerTime = 5s;
+constexpr auto kEtcdWholeAnswer = 8s;  // below the lease of a leader
 
 // Codes of gRPC in etcd's errors.
 constexpr int kInvalid = 3, kNotFound = 5, kDenied = 7, kPrecondition = 9, kUnauthenticated = 16;
@@ -44,6 +46,24 @@ int64_t etcd_number(const json& j, const char* key) {
   int64_t n = 0;
   std::from_chars(text.data(), text.data() + text.size(), n);
   return n;
+}
+
+// Not by a URL: the library reads no IPv6 address in it.
+std::unique_ptr<httplib::ClientImpl> client_of(const EtcdOptions& o,
+                                               const EtcdOptions::Server& server) {
+  std::unique_ptr<httplib::ClientImpl> client;
+  if (o.tls) {
+    client =
+        std::make_unique<httplib::SSLClient>(server.host, server.port, o.cert_file, o.key_file);
+    if (!o.ca_file.empty()) client->set_ca_cert_path(o.ca_file);
+    client->enable_server_certificate_verification(true);
+  } else {
+    client = std::make_unique<httplib::ClientImpl>(server.host, server.port);
+  }
+  client->set_connection_timeout(kEtcdConnectTime);
+  client->set_read_timeout(kEtcdAnswerTime);
+  client->set_write_timeout(kEtcdAnswerTime);
+  return client;
 }
 
 std::string reason_of(httplib::Error error) {
@@ -90,19 +110,13 @@ struct EtcdClient::Reply {
 
 EtcdClient::Reply EtcdClient::post(const EtcdOptions::Server& server, const std::string& path,
                                    const std::string& body) {
-  const std::string url = fmt::format("{}://{}", o_.tls ? "https" : "http", authority(server));
-  httplib::Client client(url, o_.cert_file, o_.key_file);
-  client.set_connection_timeout(kEtcdConnectTime);
-  client.set_read_timeout(kEtcdAnswerTime);
-  client.set_write_timeout(kEtcdAnswerTime);
-  if (o_.tls) {
-    if (!o_.ca_file.empty()) client.set_ca_cert_path(o_.ca_file);
-    client.enable_server_certificate_verification(true);
-  }
+  const auto client = client_of(o_, server);
+  const auto deadline = std::chrono::steady_clock::now() + kEtcdWholeAnswer;
   Reply reply;
   httplib::Request request;
   request.method = "POST";
   request.path = "/v3/" + path;
+  request.headers.emplace("Host", authority(server));
   request.headers.emplace("Content-Type", "application/json");
   if (!auth_token_.empty()) request.headers.emplace("Authorization", auth_token_);
   request.body = body;
@@ -111,11 +125,13 @@ EtcdClient::Reply EtcdClient::post(const EtcdOptions::Server& server, const std:
     return true;
   };
   request.content_receiver = [&](const char* data, size_t bytes, uint64_t, uint64_t) {
+    // The library's own limit begins again with every byte.
+    if (std::chrono::steady_clock::now() > deadline) return false;
     if (reply.body.size() + bytes > kLargestReply) return false;
     reply.body.append(data, bytes);
     return true;
   };
-  const auto result = client.send(request);
+  const auto result = client->send(request);
   // The gateway ends its errors with trailers, which the library cannot read: the error is
   // complete.
   if (!result && (reply.status == 0 || reply.status == kHttpOk)) {
@@ -127,8 +143,9 @@ EtcdClient::Reply EtcdClient::post(const EtcdOptions::Server& server, const std:
   try {
     const json error = parse_json(reply.body, "etcd");
     reply.code = int(etcd_number(error, "code"));
-    if (error.is_object() && error.contains("error") && error["error"].is_string())
-      reply.why = error["error"].get<std::string>();
+    for (const char* key : {"message", "error"})  // versions differ
+      if (error.is_object() && error.contains(key) && error[key].is_string())
+        reply.why = error[key].get<std::string>();
   } catch (const UserError&) {
   }
   return reply;

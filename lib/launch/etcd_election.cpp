@@ -2,6 +2,10 @@
 
 #include <utility>
 
+#include <fmt/format.h>
+
+#include "base/error.h"
+
 namespace mtrain::launch {
 
 namespace {
@@ -73,8 +77,8 @@ void EtcdElection::keep() {
     try {
       renew();
       answers_ = true;
-    } catch (const std::exception&) {  // the next attempt follows; a round that begins reports it
-      answers_ = false;
+    } catch (const std::exception& e) {  // the next attempt follows; a round that begins reports it
+      note_fault(e);
     }
   }
 }
@@ -104,27 +108,45 @@ bool EtcdElection::settle(RoundFacts facts) {
   const std::lock_guard lock(mutex_);
   facts.leader = id_;
   facts.leader_host = record_.host;
+  facts.leader_address = record_.address;
+  facts.leader_port = record_.port;
+  facts.job_token = record_.job_token;
   try {
     if (!put_facts(facts)) {
       renew();  // finds out why
       if (!leads_ || !put_facts(facts)) return false;
     }
-  } catch (const std::exception&) {
-    answers_ = false;
+  } catch (const std::exception& e) {
+    note_fault(e);
     return false;
   }
   facts_ = std::move(facts);
   return true;
 }
 
-void EtcdElection::finish(int code) {
+void EtcdElection::note_fault(const std::exception& e) {
+  answers_ = false;
+  const auto* error = dynamic_cast<const Error*>(&e);
+  const std::lock_guard lock(fault_mutex_);
+  fault_ = error ? error->message() : e.what();
+}
+
+std::string EtcdElection::fault() {
+  const std::lock_guard lock(fault_mutex_);
+  return fault_.empty() ? fmt::format("etcd at {} does not answer", where()) : fault_;
+}
+
+void EtcdElection::finish(int code, RoundFacts last) {
   try {
     const std::lock_guard lock(mutex_);
-    if (leads_ && facts_) {
+    if (leads_) {
+      if (!facts_) facts_ = std::move(last);
+      facts_->leader = id_;
       facts_->over = true;
       facts_->code = code;
-      client_.revoke(std::exchange(rounds_lease_, client_.grant(int(2 * kLease.count()))));
-      put_facts(*facts_);
+      // The old lease would take the key along, and nobody would learn that the job is over.
+      const int64_t before = std::exchange(rounds_lease_, client_.grant(int(2 * kLease.count())));
+      if (put_facts(*facts_) && before != 0) client_.revoke(before);
     }
   } catch (const std::exception&) {  // what is in etcd expires
   }

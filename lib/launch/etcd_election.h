@@ -43,8 +43,11 @@ class EtcdElection {
   // Records that a round begins. Returns false if etcd does not answer now, or if this launcher
   // does not lead any more: the round must not begin.
   bool settle(RoundFacts facts);
-  // Records the end of the job, and ends the lead.
-  void finish(int code);
+  // Returns why etcd has not recorded something, such as its refusal of this user.
+  std::string fault();
+  // Records the end of the job, and ends the lead. `last`: what is known of it if this launcher has
+  // begun no round.
+  void finish(int code, RoundFacts last);
   void resign();
 
   std::string where() const { return client_.where(); }
@@ -55,6 +58,7 @@ class EtcdElection {
   void renew();
   bool create_leader();
   bool put_facts(const RoundFacts& facts);
+  void note_fault(const std::exception& e);
 
   EtcdClient client_;
   const std::string id_, leader_key_, rounds_key_;
@@ -65,6 +69,8 @@ class EtcdElection {
   std::optional<RoundFacts> facts_;
   bool ends_ = false;
   std::atomic<bool> leads_{false}, answers_{true};
+  std::mutex fault_mutex_;  // not mutex_, which a call that waits for etcd holds
+  std::string fault_;
   std::thread keeper_;
 };
 

@@ -100,7 +100,7 @@ uint16_t port_of_job(const std::string& job) {
 // torchrun sets no unique name, but keeps the error files of all restarts in a folder that it has
 // made for this job: <folder>/attempt_<restart>/<local rank>/error.json.
 std::string job_id() {
-  if (const auto id = variable("MTRAIN_JOB_ID")) return *id;
+  if (const auto id = variable("MTRAIN_JOB_ID")) return variable(kSharedJobVariable).value_or(*id);
   const std::string file = variable("TORCHELASTIC_ERROR_FILE").value_or("");
   const size_t attempt = file.rfind("/attempt_");
   return attempt == std::string::npos ? "" : file.substr(0, attempt);

@@ -12,8 +12,9 @@ struct Job {
   bool launched = false;  // started by a launcher; without one the job has one rank
   int restarts = 0;       // how often the launcher has restarted all ranks
   int restarts_left = 0;  // how often it may still do so
-  // Identifies this host's launcher: it is the same after every restart, and unique to this job.
-  // Empty without a launcher that restarts ranks.
+  // Identifies this host's launcher, or the whole job if its launchers elect the one that leads: it
+  // is the same after every restart, and unique to this job. Empty without a launcher that restarts
+  // ranks.
   std::string id;
   uint16_t master_port = 0;  // where the ranks meet; unused by a single rank
   bool served = false;       // the launcher serves the store there; otherwise rank 0 does
@@ -27,6 +28,8 @@ struct Job {
 constexpr const char* kServedVariable = "MTRAIN_STORE_SERVED";
 constexpr const char* kServedAtVariable = "MTRAIN_STORE_ADDRESS";
 constexpr const char* kJobNameVariable = "MTRAIN_JOB_NAME";
+// Beside MTRAIN_JOB_ID, which each launcher has for itself: one id for all hosts of a job.
+constexpr const char* kSharedJobVariable = "MTRAIN_SHARED_JOB_ID";
 
 // Reads the variables of mtrain-launch and torchrun (RANK, WORLD_SIZE), or else of Open MPI's
 // mpirun, of PMI, or of a step that Slurm's srun has started. MASTER_ADDR and MASTER_PORT override

@@ -50,12 +50,9 @@ JobStore::JobStore(const AgentOptions& o)
 
 JobStore::~JobStore() = default;
 
-void JobStore::lead(const std::string& own_address, bool takes_over) {
-  const Job job{.rank = 0,
-                .size = o_.ranks_per_node * o_.nodes,
-                .restarts = takes_over,
-                .token = given_token(o_)};
-  shared_ = std::make_unique<JobToken>(job, o_.shared_token);
+void JobStore::lead(const std::string& own_address, bool replaces) {
+  const Job job{.rank = 0, .size = o_.ranks_per_node * o_.nodes, .token = given_token(o_)};
+  shared_ = std::make_unique<JobToken>(job, o_.shared_token, replaces);
   token_ = shared_->find();
   MT_CHECK(token_, "the launcher that leads has no token");
   port_ = o_.master_port;

@@ -28,8 +28,9 @@ class JobStore {
   JobStore& operator=(const JobStore&) = delete;
 
   // For a job whose launchers elect one that leads. The launcher that does serves the store, at
-  // this address of its host. `takes_over`: an earlier leader may still have the token's file.
-  void lead(const std::string& own_address, bool takes_over);
+  // this address of its host. `replaces`: it replaces a leader that is gone for the others, but may
+  // still have the token's file, since its process was stopped.
+  void lead(const std::string& own_address, bool replaces);
   void follow(const std::string& address, uint16_t port);  // of another launcher
   void leave();                                            // neither leads nor follows
   // Identifies the token without revealing it; "": none is known yet.

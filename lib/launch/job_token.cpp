@@ -114,7 +114,7 @@ std::string JobToken::hint() {
          "--token_file on every host, or give a train.run_dir that all hosts share";
 }
 
-JobToken::JobToken(const Job& job, fs::path shared) : shared_(std::move(shared)) {
+JobToken::JobToken(const Job& job, fs::path shared, bool replaces) : shared_(std::move(shared)) {
   if (!job.token.empty()) {
     token_ = Token::parse(job.token);
     if (!token_)
@@ -123,17 +123,20 @@ JobToken::JobToken(const Job& job, fs::path shared) : shared_(std::move(shared))
   } else if (!job.token_file.empty()) {
     token_ = read_token_file(job.token_file);
   }
-  if (job.rank == 0) make_shared_file(job);
+  if (job.rank == 0) make_shared_file(job, replaces);
 }
 
 // A lock on the file shows that its job is running.
-void JobToken::make_shared_file(const Job& job) {
+void JobToken::make_shared_file(const Job& job, bool replaces) {
   const bool needed = job.size > 1 && !token_;
   std::error_code ignored;
   if (fs::equivalent(shared_, job.token_file, ignored))
     return;  // it is the user's file, and may be needed later
-  const auto deadline =
-      std::chrono::steady_clock::now() + std::chrono::seconds(job.restarts > 0 ? 30 : 0);
+  constexpr std::chrono::milliseconds kUntilReplaced{1500}, kUntilRestarted{30000};
+  const std::chrono::milliseconds patience = replaces           ? kUntilReplaced
+                                             : job.restarts > 0 ? kUntilRestarted
+                                                                : std::chrono::milliseconds(0);
+  const auto deadline = std::chrono::steady_clock::now() + patience;
   // Other jobs may replace the file between any two steps.
   constexpr int kMaxRaces = 100;
   for (int races = 0; races < kMaxRaces; ++races) {
@@ -143,15 +146,16 @@ void JobToken::make_shared_file(const Job& job) {
     const bool locked = old.fd >= 0 && flock(old.fd, LOCK_EX | LOCK_NB) == 0;
     const bool in_use = old.fd >= 0 && !locked && errno == EWOULDBLOCK;
     if (!locked && !needed) return;
-    if (in_use) {
-      if (std::chrono::steady_clock::now() > deadline)
+    const bool waits = std::chrono::steady_clock::now() <= deadline;
+    if (in_use && (waits || !replaces)) {
+      if (!waits)
         throw UserError(fmt::format("{} is the token file of a running job", shared_.string()),
                         "another job trains in this folder: choose another train.run_dir");
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
       races = 0;
       continue;
     }
-    if (locked && !is_file_at(old.fd, shared_)) continue;
+    if ((locked || in_use) && !is_file_at(old.fd, shared_)) continue;
     if (!none) unlink(shared_.c_str());
     if (!needed || write_shared_file()) return;
   }

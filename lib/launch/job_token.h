@@ -29,7 +29,9 @@ class JobToken {
   // `shared` is the file in which rank 0 passes the token to the others if the user names none.
   // Rank 0 makes it, and the destructor removes it. The file of a killed job is replaced. Throws
   // UserError if a token is not valid, or if the file cannot be made or belongs to a running job.
-  JobToken(const Job& job, std::filesystem::path shared);
+  // `replaces`: the file is replaced after a moment even if another process of the job still has
+  // it.
+  JobToken(const Job& job, std::filesystem::path shared, bool replaces = false);
   ~JobToken();
   JobToken(const JobToken&) = delete;
   JobToken& operator=(const JobToken&) = delete;
@@ -41,7 +43,7 @@ class JobToken {
   static std::string hint();  // the three ways
 
  private:
-  void make_shared_file(const Job& job);
+  void make_shared_file(const Job& job, bool replaces);
   bool write_shared_file();
   void remove_shared_file();
 

@@ -137,8 +137,9 @@ json json_of(const std::vector<RoundMember>& members) {
   return list;
 }
 
+constexpr int kLastPort = 65535;
+
 LeaderRecord leader_of(const json& j) {
-  constexpr int kLastPort = 65535;
   return {.id = text_at(j, "id"),
           .host = text_at(j, "host"),
           .node = int(number_at(j, "node", 0, kMaxNumber)),
@@ -151,6 +152,10 @@ RoundFacts facts_of(const json& j) {
   RoundFacts facts{.leader = text_at(j, "leader"),
                    .leader_host = text_at(j, "leader_host"),
                    .leader_node = int(number_at(j, "leader_node", 0, kMaxNumber)),
+                   .leader_address = text_at(j, "leader_address"),
+                   .leader_port = uint16_t(number_at(j, "leader_port", 0, kLastPort)),
+                   .job_token = text_at(j, "job_token"),
+                   .job = text_at(j, "job"),
                    .round = number_at(j, "round", 0, kMaxNumber),
                    .members = members_at(j),
                    .counted_from = number_at(j, "counted_from", -1, kAnyStep),
@@ -176,6 +181,8 @@ LauncherNews news_of(const json& j) {
           .restarts = flag_at(j, "restarts"),
           .delay_s = seconds_at(j, "delay_s"),
           .id = text_at(j, "id"),
+          .job = text_at(j, "job"),
+          .counted_from = number_at(j, "counted_from", -1, kAnyStep),
           .cause = cause_at(j),
           .lines = texts_at(j, "lines")};
 }
@@ -237,6 +244,8 @@ std::string text_of(const LauncherNews& n) {
                     {"restarts", n.restarts},
                     {"delay_s", n.delay_s},
                     {"id", n.id},
+                    {"job", n.job},
+                    {"counted_from", n.counted_from},
                     {"cause", json_of(n.cause)},
                     {"lines", n.lines}});
 }
@@ -254,6 +263,10 @@ std::string text_of(const RoundFacts& f) {
   return json_text({{"leader", f.leader},
                     {"leader_host", bounded_text(f.leader_host)},
                     {"leader_node", f.leader_node},
+                    {"leader_address", f.leader_address},
+                    {"leader_port", f.leader_port},
+                    {"job_token", f.job_token},
+                    {"job", f.job},
                     {"round", f.round},
                     {"members", json_of(f.members)},
                     {"counted_from", f.counted_from},

@@ -64,6 +64,8 @@ struct LauncherNews {
   bool restarts = false;  // after `cause`, all ranks begin again
   double delay_s = 0;     // until then
   std::string id;
+  std::string job = {};       // identifies the job of a round; "": each launcher does by itself
+  int64_t counted_from = -1;  // as in RoundFacts
   std::optional<RoundCause> cause;
   std::vector<std::string> lines;
 };
@@ -81,6 +83,10 @@ struct LeaderRecord {
 struct RoundFacts {
   std::string leader, leader_host;  // its id, and the name of its host
   int leader_node = 0;
+  std::string leader_address = {};  // of its store
+  uint16_t leader_port = 0;
+  std::string job_token = {};  // as in LeaderRecord
+  std::string job = {};        // the id of the job, which its first leader has made
   int64_t round = 0;
   std::vector<RoundMember> members;      // as in LauncherNews
   int64_t counted_from = -1;             // restarts are counted since this checkpoint

@@ -26,9 +26,16 @@ class LeaderSearch {
 
   // Records that the launcher that was found does not answer, or that it has answered.
   void lost();
-  void answered() { since_.reset(); }
+  void answered();
+  // Records a round that begins, and whether this host has ranks in it.
+  void remember(const LauncherNews& round, bool has_ranks);
+  // For the launcher that leads: records the end of the job.
+  void finish(int code);
   const LeaderRecord& leader() const { return leader_; }
+  // Whether leader() is not in etcd any more, and may only have lost its connection to etcd.
+  bool is_guess() const { return is_guess_; }
   EtcdElection& election() { return election_; }
+  // Since the search began, or since a leader has answered.
   std::chrono::steady_clock::duration waited() const;
 
  private:
@@ -37,16 +44,28 @@ class LeaderSearch {
   std::optional<Found> look_at_etcd();
   bool may_follow(const LeaderRecord& leader);
   std::optional<Found> try_to_lead();
-  void check_time(const std::string& why);
+  std::optional<Found> follow_last(const RoundFacts& facts);
+  bool is_of_job(const RoundFacts& facts) const;
+  std::string own_address();
+  void check_time();
+  void give_up() const;
 
   const AgentOptions& o_;
   JobState& job_;
   EtcdElection election_;
-  LeaderRecord leader_;                     // that was found last
-  std::string lost_;                        // its id, if it does not answer
+  LeaderRecord leader_;  // that was found last
+  std::string lost_;     // its id, if it does not answer
+  Clock::time_point lost_at_{};
+  std::string awaited_;                     // what this look has found to be missing
+  std::string unanswered_;                  // describes a leader that has never answered
+  std::string guessed_;                     // the id of a leader that was guessed
+  std::optional<RoundFacts> known_;         // the last round of which this launcher has heard
   std::optional<Clock::time_point> since_;  // the search has begun
   std::optional<Clock::time_point> other_token_since_;
-  bool has_reached_ = false, is_told_ = false;
+  bool has_reached_ = false, is_told_ = false, is_warned_ = false;
+  bool has_answered_ = false;  // this leader
+  bool has_joined_ = false;    // any leader has answered
+  bool has_ranks_ = false, is_guess_ = false;
 };
 
 }  // namespace mtrain::launch

@@ -60,13 +60,15 @@ std::vector<RoundMember> members_of_round(const std::vector<LauncherNote>& hosts
 
 RoundLeader::RoundLeader(LeaderOptions options, const RoundFacts& before)
     : o_(std::move(options)),
+      job_(before.job.empty() ? o_.job : before.job),
       round_(before.round),
       members_(before.members),
       proven_(before.proven.begin(), before.proven.end()),
       counted_from_(before.counted_from),
       began_with_(before.began_with),
       restarts_(before.restarts),
-      failures_(before.failures) {
+      failures_(before.failures),
+      continues_(true) {
   if (before.leader.empty()) {  // nothing is lost
     ++round_;
     members_.clear();
@@ -190,14 +192,23 @@ void RoundLeader::admit() {
     if (!l.lost && !l.refused && l.note.node < o_.max_nodes && !admitted_.contains(l.note.node))
       waiting.push_back(&l);
   std::ranges::stable_sort(waiting, {}, &Launcher::since);
-  for (const Launcher* l : waiting)
-    if (admitted_.emplace(l->note.node, l->note.id).second)
-      announce({.kind = LauncherNews::Kind::run,
-                .round = round_,
-                .restarts_left = restarts_left(),
-                .id = l->note.id,
-                .cause = {},
-                .lines = {}});
+  for (const Launcher* l : waiting) {
+    if (!admitted_.emplace(l->note.node, l->note.id).second) continue;
+    LauncherNews news = start_news();
+    news.id = l->note.id;
+    announce(std::move(news));
+  }
+}
+
+LauncherNews RoundLeader::start_news() const {
+  return {.kind = LauncherNews::Kind::run,
+          .round = round_,
+          .restarts_left = restarts_left(),
+          .id = {},
+          .job = job_,
+          .counted_from = counted_from_,
+          .cause = {},
+          .lines = {}};
 }
 
 std::vector<LauncherNote> RoundLeader::alive() const {
@@ -270,6 +281,7 @@ RoundFacts RoundLeader::facts() const {
   return {.leader = {},
           .leader_host = {},
           .leader_node = o_.leader,
+          .job = job_,
           .round = round_,
           .members = members_,
           .counted_from = round_ == 0 ? checkpoint.value_or(-1) : counted_from_,
@@ -281,6 +293,7 @@ RoundFacts RoundLeader::facts() const {
 
 // Returns whether the round is recorded, and may begin.
 bool RoundLeader::has_settled(Clock::time_point now) {
+  if (waits_for_folder(now)) return false;
   if (!o_.settle || o_.settle(facts())) {
     unsettled_since_.reset();
     return true;
@@ -288,18 +301,35 @@ bool RoundLeader::has_settled(Clock::time_point now) {
   if (o_.leads && !o_.leads()) return false;  // the next look sees it
   if (!unsettled_since_) {
     unsettled_since_ = now;
-    announce({.kind = LauncherNews::Kind::cause,
-              .round = round_,
-              .lines = {line_of(fmt::format("the next start waits: {} does not answer ({:.3g} s)",
-                                            o_.settled_by,
-                                            std::chrono::duration<double>(o_.timeout).count()))}});
+    announce(
+        {.kind = LauncherNews::Kind::cause,
+         .round = round_,
+         .lines = {line_of(fmt::format("the next start waits: {} ({:.3g} s)", o_.settle_fault(),
+                                       std::chrono::duration<double>(o_.timeout).count()))}});
   }
   if (now - *unsettled_since_ >= o_.timeout)
-    give_up(1, {line_of(fmt::format(
-                   "error: no start is possible: {} does not answer for {:.3g} s\n  hint: "
-                   "--rdzv_timeout sets how long a start waits for it",
-                   o_.settled_by, std::chrono::duration<double>(o_.timeout).count()))});
+    give_up(1, {line_of(fmt::format("error: no start is possible after {:.3g} s: {}\n  hint: "
+                                    "--rdzv_timeout sets how long a start waits for it",
+                                    std::chrono::duration<double>(o_.timeout).count(),
+                                    o_.settle_fault()))});
   return false;
+}
+
+// Ranks of the leader before may train on until they notice that it is gone. New ones would be
+// refused meanwhile.
+bool RoundLeader::waits_for_folder(Clock::time_point now) {
+  if (!continues_ || has_begun_ || !o_.folder_held) return false;
+  if (folder_held_since_ && now - *folder_held_since_ >= kFolderWait) return false;
+  if (!o_.folder_held()) return false;
+  if (!folder_held_since_) {
+    folder_held_since_ = now;
+    announce({.kind = LauncherNews::Kind::cause,
+              .round = round_,
+              .lines = {line_of(fmt::format(
+                  "the next start waits: ranks of an earlier start still use the run folder ({} s)",
+                  kFolderWait.count()))}});
+  }
+  return true;
 }
 
 // Another launcher leads: its round must not meet this one.
@@ -340,9 +370,9 @@ void RoundLeader::announce_start() {
     (m.ranks > 0 ? nodes : spares).push_back(m.node);
   }
   for (const LauncherNote& h : alive()) all += h.ranks;
-  LauncherNews news{.kind = LauncherNews::Kind::run, .round = round_, .members = members_};
+  LauncherNews news = start_news();
+  news.members = members_;
   news.world = world_;
-  news.restarts_left = restarts_left();
   news.lines = {
       line_of(fmt::format("start {}: {} ranks on host{} {}, {}{}", round_, world_,
                           nodes.size() > 1 ? "s" : "", fmt::join(nodes, ", "), o_.layout(world_),

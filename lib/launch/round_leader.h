@@ -33,11 +33,15 @@ struct LeaderOptions {
   std::chrono::milliseconds timeout{600000};  // how long a round waits for hosts
   int leader = 0;  // the number of the host whose launcher leads: rank 0 is there
 
+  std::string job = {};  // its id, if its launchers have none in common; for ranks
+
   // For a job whose leader is elected. Whether this launcher still leads; null: it does.
   std::function<bool()> leads;
   // Records that a round begins; null: nothing is recorded. False: it must not begin now.
   std::function<bool(const RoundFacts&)> settle;
-  std::string settled_by;  // where it is recorded, for messages
+  std::function<std::string()> settle_fault;  // why it must not, for messages
+  // Whether ranks of an earlier leader may still use the run folder; null: they do not.
+  std::function<bool()> folder_held;
 
   bool elastic() const { return min_nodes < max_nodes; }
 };
@@ -62,8 +66,11 @@ class RoundLeader {
   static constexpr std::chrono::seconds kLastCall{5};
   // How long hosts may take to end their ranks.
   static constexpr std::chrono::seconds kUntilEnded{30};
+  // How long a new leader waits for the ranks of the one before, which may not know that it is
+  // gone.
+  static constexpr std::chrono::seconds kFolderWait{60};
 
-  explicit RoundLeader(LeaderOptions options) : o_(std::move(options)) {}
+  explicit RoundLeader(LeaderOptions options) : o_(std::move(options)), job_(o_.job) {}
   // Continues the job of a leader that is gone. Without a `before.leader` nothing is lost: only the
   // numbers of rounds continue.
   RoundLeader(LeaderOptions options, const RoundFacts& before);
@@ -96,9 +103,11 @@ class RoundLeader {
   void abandon();
   RoundFacts facts() const;
   bool has_settled(Clock::time_point now);
+  bool waits_for_folder(Clock::time_point now);
   bool is_complete(const std::vector<LauncherNote>& hosts, Clock::time_point now) const;
   void begin_round(std::vector<RoundMember> members, Clock::time_point now);
   void announce_start();
+  LauncherNews start_news() const;
   void end_round(LauncherNews::Kind how, std::vector<std::string> lines, Clock::time_point now);
   void decide(RoundCause cause, Clock::time_point now);
   std::optional<std::string> why_no_restart(const RoundCause& cause);
@@ -121,6 +130,7 @@ class RoundLeader {
   std::map<std::string, Launcher> launchers_;  // by the keys of their notes
   std::vector<LauncherNews> news_;
   Phase phase_ = Phase::gathering;
+  const std::string job_;  // the id of the job
   int64_t round_ = 0;
   std::vector<RoundMember> members_;     // of an elastic round
   std::map<int, std::string> admitted_;  // to another round: the id of each node's launcher
@@ -148,7 +158,8 @@ class RoundLeader {
   std::optional<RoundCause> inherited_;  // the loss of the leader before this one
   std::set<std::string> awaited_;        // ids of its hosts
   bool has_begun_ = false;               // a round, under this leader
-  std::optional<Clock::time_point> unsettled_since_;
+  std::optional<Clock::time_point> unsettled_since_, folder_held_since_;
+  bool continues_ = false;  // the job of an earlier leader
 };
 
 }  // namespace mtrain::launch

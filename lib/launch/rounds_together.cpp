@@ -2,8 +2,10 @@
 
 #include <poll.h>
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <optional>
+#include <random>
 #include <utility>
 
 #include "base/error.h"
@@ -21,12 +23,15 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using namespace std::chrono_literals;
 
-constexpr auto kQuietWait = 5s;     // for host 0, before a line says so
-constexpr auto kSearchEvery = 300;  // milliseconds
-// How long a launcher that got a signal waits for a leader that can end all hosts.
-constexpr auto kWaitToEnd = 20s;
+constexpr auto kQuietWait = 5s;  // for host 0, before a line says so
+// A search looks again after these times, which grow: many hosts may wait for a long time.
+constexpr int kFirstPause = 300, kLongestPause = 2000;  // milliseconds
+// How long a launcher that got a signal waits for a leader that can end all hosts. The lease of a
+// lost leader begins again when etcd is restarted.
+constexpr auto kWaitToEnd = 30s;
 
-LeaderOptions leader_options(const AgentOptions& o, EtcdElection* election = nullptr) {
+LeaderOptions leader_options(const AgentOptions& o, const JobState& job,
+                             EtcdElection* election = nullptr) {
   LeaderOptions options{.min_nodes = o.min_nodes > 0 ? o.min_nodes : o.nodes,
                         .max_nodes = o.nodes,
                         .max_restarts = o.max_restarts,
@@ -37,16 +42,26 @@ LeaderOptions leader_options(const AgentOptions& o, EtcdElection* election = nul
                         .timeout = o.rendezvous_timeout,
                         .leads = {},
                         .settle = {},
-                        .settled_by = {}};
+                        .settle_fault = {},
+                        .folder_held = {}};
   if (!election) return options;
   options.leader = o.node;
+  options.job = job.id;
   options.leads = [election] { return election->leads(); };
   options.settle = [election](const RoundFacts& facts) { return election->settle(facts); };
-  options.settled_by = "etcd at " + election->where();
+  options.settle_fault = [election] { return election->fault(); };
+  options.folder_held = o.run_folder_held;
   return options;
 }
 
-LauncherLink::Options link_options(const AgentOptions& o, const JobState& job) {
+// Hosts that have noticed a loss at the same time do not ask at the same time.
+int search_pause(int looks) {
+  static thread_local std::minstd_rand random(std::random_device{}());
+  const double whole = std::min<double>(kLongestPause, kFirstPause * std::pow(1.2, looks));
+  return int(whole * std::uniform_real_distribution<>(0.7, 1.0)(random));
+}
+
+LauncherLink::Options link_options(const AgentOptions& o, const JobState& job, bool second) {
   return {.at = job.store.address(),
           .find_token = [&store = job.store] { return store.find_token(); },
           .token_may_change = job.store.token_may_change(),
@@ -57,6 +72,7 @@ LauncherLink::Options link_options(const AgentOptions& o, const JobState& job) {
                    .node = o.node,
                    .ranks = o.ranks_per_node,
                    .signal = job.ends.signal(),
+                   .second = second,
                    .cause = {}}};
 }
 
@@ -94,7 +110,7 @@ class RoundsTogether {
     }
     if (o.node == 0) {
       MT_CHECK(job.store.server(), "host 0 does not serve the store");
-      leader_ = std::make_unique<LeadingLauncher>(leader_options(o), *job.store.server());
+      leader_ = std::make_unique<LeadingLauncher>(leader_options(o, job), *job.store.server());
     }
     make_link();
   }
@@ -112,7 +128,7 @@ class RoundsTogether {
       job_.console.say("mtrain-launch: " + o_.unsaved());
     if (leader_) {
       leader_->await_others(link_->id());
-      if (search_) search_->election().finish(*code);
+      if (search_) search_->finish(*code);
     }
     return *code;
   }
@@ -121,7 +137,7 @@ class RoundsTogether {
   static constexpr int kUserMistake = 2;
 
   void make_link() {
-    link_ = std::make_unique<LauncherLink>(link_options(o_, job_));
+    link_ = std::make_unique<LauncherLink>(link_options(o_, job_, second_));
     job_.link = link_.get();
   }
 
@@ -135,23 +151,41 @@ class RoundsTogether {
   // Makes the link to the launcher that leads, which may be this one. Returns the exit code if the
   // job is over for this host.
   std::optional<int> find_leader() {
-    for (;;) {
+    for (int looks = 0;; ++looks) {
       take_signals();
-      const bool ends = job_.ends.signal() != 0;
-      if (ends && (!has_joined_ || search_->waited() > kWaitToEnd)) return 128 + job_.ends.signal();
+      if (ends_alone()) return 128 + job_.ends.signal();
       if (const auto found = search_->look()) {
         if (found->over) return found->over;
         if (found->leads) {
           job_.console.say(
               fmt::format("mtrain-launch: host {} ({}) leads the job", o_.node, host_name()));
-          leader_ = std::make_unique<LeadingLauncher>(leader_options(o_, &search_->election()),
-                                                      *job_.store.server(), found->before);
+          leader_ = std::make_unique<LeadingLauncher>(
+              leader_options(o_, job_, &search_->election()), *job_.store.server(), found->before);
         }
         make_link();
         return std::nullopt;
       }
       pollfd fd{job_.signals.fd(), POLLIN, 0};
-      poll(&fd, 1, kSearchEvery);
+      poll(&fd, 1, search_pause(looks));
+    }
+  }
+
+  // Whether a signal ends this host without a leader, which would end all of them.
+  bool ends_alone() {
+    if (job_.ends.signal() == 0) return false;
+    if (!signalled_) signalled_ = Clock::now();
+    return !has_joined_ ||
+           std::min(search_->waited(), Clock::now() - *signalled_) > Clock::duration(kWaitToEnd);
+  }
+
+  // Returns why the leader cannot be reached; "" while it can, or may still.
+  std::string why_lost() {
+    try {
+      return link_->lost();
+    } catch (const Error& e) {
+      // The port of a leader that is gone may be that of another job by now.
+      if (!search_ || !search_->is_guess()) throw;
+      return e.message();
     }
   }
 
@@ -167,7 +201,7 @@ class RoundsTogether {
         has_joined_ = true;
         search_->answered();
       }
-      if (const std::string why = link_->lost(); !why.empty()) return without_leader(why);
+      if (const std::string why = why_lost(); !why.empty()) return without_leader(why);
       if (const auto news = link_->news()) {
         if (const auto code = follow(*news)) return code;
         continue;
@@ -176,7 +210,7 @@ class RoundsTogether {
         drop_leader();
         return std::nullopt;
       }
-      if (job_.ends.signal() && alone) return 128 + job_.ends.signal();
+      if (alone && ends_alone()) return 128 + job_.ends.signal();
       if (alone && !told && Clock::now() - began > kQuietWait) {
         told = true;
         job_.console.say(fmt::format(
@@ -200,13 +234,16 @@ class RoundsTogether {
     if (news.kind == Kind::cause && news.cause) report(news);
     if (news.kind == Kind::signal && job_.ends.signal() == 0)
       job_.ends.add_of_other(news.signal, Clock::now());
-    if (news.kind == Kind::run)
-      if (const auto place = place_in(news, o_, link_->id())) run_round(*place, news.round);
+    if (news.kind != Kind::run) return std::nullopt;
+    job_.shared_id = news.job;
+    const auto place = place_in(news, o_, link_->id());
+    if (search_) search_->remember(news, place.has_value());
+    if (place) run_round(*place, news.round);
     return std::nullopt;
   }
 
   void report(const LauncherNews& news) {
-    JobFailure failure = failure_of(*news.cause, job_.id);
+    JobFailure failure = failure_of(*news.cause, job_.job_id());
     failure.restarts = news.restarts;
     if (o_.on_failure && (!search_ || leader_)) o_.on_failure(failure);
     for (JobObserver* observer : o_.observers) {
@@ -238,6 +275,7 @@ class RoundsTogether {
     });
     last_ = std::move(cause);
     ended_well_ = well;
+    second_ = second_ || (attempt.killed_by_user() && job_.ends.signal() != 0);
   }
 
   void take_signals() {
@@ -245,10 +283,11 @@ class RoundsTogether {
       if (signal == SIGWINCH) continue;
       const auto kind = job_.ends.add(signal, Clock::now(), job_.signals.from_keyboard());
       if (kind == EndRequests::Kind::repeat) continue;
+      second_ = second_ || kind == EndRequests::Kind::second;
       if (!link_) continue;  // its first note has the signal
       link_->change([&](LauncherNote& note) {
         note.signal = job_.ends.signal();
-        note.second = note.second || kind == EndRequests::Kind::second;
+        note.second = second_;
       });
     }
   }
@@ -292,6 +331,8 @@ class RoundsTogether {
   std::unique_ptr<LauncherLink> link_;
   std::optional<RoundCause> last_;  // why this host's ranks have failed
   bool ended_well_ = false, refused_ = false, has_joined_ = false;
+  bool second_ = false;  // a second signal has come
+  std::optional<Clock::time_point> signalled_;
 };
 
 }  // namespace

@@ -306,6 +306,88 @@ def shared_token(expected):
         print("the leader makes the job's token, and so does the next one")
 
 
+def spare_leads(expected):
+    """The hosts with ranks are killed. The launcher that is left had none, and continues the run."""
+    with Etcd("spare") as etcd:
+        job = Job(etcd, "spare", "1:3", "train.steps=40")
+        job.start(0)
+        job.await_text(0, "leads the job")
+        job.start(1)
+        job.start(2, ranks=1)
+        job.await_text(0, "start 0: 4 ranks on hosts 0, 1, dp_size 4; 1 spare ranks wait")
+        job.await_step(KILLED)
+        job.kill(0)
+        job.kill(1)
+        job.finish()
+        if elastic.starts(job, 2)[-1] != ("1", "1", "2", "1"):
+            job.fail(f"the starts are {elastic.starts(job, 2)}")
+        job.expect_curve({step: loss for step, loss in expected.items() if step <= 40})
+        print("a launcher that had no ranks leads, and continues the run")
+
+
+def leader_stopped(expected):
+    """The launcher that leads is stopped, but not killed, and has made the job's token. The others replace it; it follows when it continues."""
+    with Etcd("stopped") as etcd:
+        job = Job(etcd, "stopped", "1:3", "debug.compute_slowdown=250", "train.steps=80")
+        job.token = []
+        job.start_all(0, 1, 2)
+        job.await_text(0, "start 0: 6 ranks")
+        job.await_step(1)
+        os.kill(job.processes[0].pid, signal.SIGSTOP)
+        stopped_at = time.time()
+        job.await_text(1, "start 1: 4 ranks")
+        replaced = time.time() - stopped_at
+        job.await_step(1, time.time())
+        os.kill(job.processes[0].pid, signal.SIGCONT)
+        job.finish()
+        if len(job.leaders()) != 2:
+            job.fail(f"the leaders are {job.leaders()}")
+        job.expect_once([1, 2], r"mtrain-launch: error: (host 0 \(host0\) is gone: its launcher, which led the job)")
+        worst = job.expect_curve({step: loss for step, loss in expected.items() if step <= 80})
+        print(f"the leader is stopped: {replaced:.1f} s to the next start of the others; it follows when it continues; losses differ by {worst:.1e}")
+
+
+def unreachable():
+    """The leader that etcd names cannot be reached: the search ends after --rdzv_timeout, and names its address."""
+    with Etcd("unreachable") as etcd:
+        port = next(PORTS)
+        record = {"id": "x", "host": "far", "node": 1, "address": "127.0.0.1", "port": port, "job_token": ""}
+        key, value = (base64.b64encode(text.encode()).decode() for text in ("/mtrain/unreachable/leader", json.dumps(record)))
+        etcd.call("kv/put", key=key, value=value)
+        job = Job(etcd, "unreachable", "1:2", launcher=["--rdzv_timeout=20"])
+        job.token = []
+        began = time.time()
+        job.start(0)
+        job.expect_end(0, 1, seconds=60)
+        if f"error: host 1 (far), whose launcher leads the job, does not answer at 127.0.0.1:{port}" not in job.output(0):
+            job.fail("the error does not name the address")
+        print(f"a leader that cannot be reached is reported after {time.time() - began:.1f} s")
+
+
+def signal_in_search():
+    """A signal, and then a second one, to a launcher that has no leader yet: all hosts end."""
+    with Etcd("search") as etcd:
+        job = Job(etcd, "search", "1:3", "debug.compute_slowdown=60").start_all(0, 1, 2)
+        job.await_step(5)
+        etcd.stop()
+        job.kill(0)
+        for host in (1, 2):
+            job.await_text(host, "elect another one")
+        for _ in range(2):
+            job.processes[1].send_signal(signal.SIGTERM)
+            time.sleep(1.5)
+        if job.processes[1].poll() is not None:
+            job.fail("the launcher that got the signal has left the others alone")
+        etcd.start()
+        end = time.time() + 60
+        while None in (codes := {host: process.poll() for host, process in job.processes.items()}).values() and time.time() < end:
+            time.sleep(0.05)
+        if len(set(codes.values())) != 1 or 0 in codes.values() or None in codes.values() or len(elastic.starts(job, 2)) != 1:
+            job.fail(f"the exit codes are {codes}")
+        job.expect_nothing_left()
+        print(f"signals without a leader end all hosts: exit codes {codes}")
+
+
 def fixed(expected):
     """A job of two hosts waits for a host 0 that is lost."""
     with Etcd("fixed") as etcd:
@@ -399,7 +481,8 @@ def main():
     cases = {"mistakes": mistakes, "leader": lambda: leader_killed(expected), "restarted": lambda: etcd_restarted(expected),
              "absent": lambda: etcd_absent(expected), "data": lambda: data_lost(expected), "users": lambda: users(expected), "tls": lambda: tls(expected),
              "two": lambda: two_jobs(expected), "token": lambda: shared_token(expected), "fixed": lambda: fixed(expected), "signals": signals,
-             "networks": lambda: networks(expected), "cut": lambda: leader_cut_off(expected)}
+             "spare": lambda: spare_leads(expected), "stopped": lambda: leader_stopped(expected), "unreachable": unreachable,
+             "search": signal_in_search, "networks": lambda: networks(expected), "cut": lambda: leader_cut_off(expected)}
     try:
         for name, case in cases.items():
             if name in only or (not only and (nightly or name not in NIGHTLY)):

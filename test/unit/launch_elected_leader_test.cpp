@@ -42,7 +42,9 @@ class Elected {
       if (settles) settled = facts;
       return settles;
     };
-    o.settled_by = "etcd";
+    o.settle_fault = [] { return std::string("etcd does not answer"); };
+    o.folder_held = [this] { return folder_held; };
+    o.job = "job1";
     leader.emplace(before ? RoundLeader(o, *before) : RoundLeader(o));
   }
   void add(int node, const std::string& id) {
@@ -65,7 +67,7 @@ class Elected {
   }
 
   int64_t checkpoint = 20;
-  bool leads = true, settles = true;
+  bool leads = true, settles = true, folder_held = false;
   std::optional<RoundFacts> settled;
   std::map<std::string, SeenLauncher> seen;
   std::optional<RoundLeader> leader;
@@ -91,6 +93,54 @@ TEST_CASE("a new leader reports the loss of the one before, and waits for its ho
   CHECK(job.settled->round == 5);
   CHECK(job.settled->restarts == 2);
   CHECK(job.settled->members.size() == 2);
+}
+
+TEST_CASE("the job keeps the id that its first leader has made") {
+  Elected first({}, 2);
+  first.add(0, "id0"), first.add(1, "id1");
+  CHECK(first.look() == "run");
+  CHECK(first.last.job == "job1");
+  REQUIRE(first.settled);
+  CHECK(first.settled->job == "job1");
+  RoundFacts facts = facts_of_round(4);
+  facts.job = "job0";
+  for (const bool was_in_job : {true, false}) {
+    RoundFacts before = facts;
+    if (!was_in_job) before.leader.clear();
+    Elected next(before, 2);
+    next.add(1, "id1"), next.add(2, "id2");
+    CHECK_THAT(next.look(200ms), Contains("run"));
+    CHECK(next.last.job == "job0");
+    CHECK(next.last.counted_from == 20);
+    REQUIRE(next.settled);
+    CHECK(next.settled->job == "job0");
+  }
+}
+
+TEST_CASE("a new leader waits for ranks that still use the run folder") {
+  Elected job(facts_of_round(4), 2);
+  job.folder_held = true;
+  job.add(1, "id1"), job.add(2, "id2");
+  CHECK(job.look(20s) == "cause cause");
+  CHECK_FALSE(job.settled);
+  job.folder_held = false;
+  CHECK(job.look(200ms) == "run");
+  CHECK(job.last.world == 4);
+  job.folder_held = true;  // by the ranks of this round
+  job.seen["id2"].note.round = 5;
+  job.seen["id2"].note.state = LauncherNote::State::failed;
+  CHECK(job.look() == "end");
+
+  Elected late(facts_of_round(4), 2);
+  late.folder_held = true;
+  late.add(1, "id1"), late.add(2, "id2");
+  CHECK(late.look(59s) == "cause cause");
+  CHECK(late.look(3s) == "run");
+
+  Elected first({}, 2);  // its ranks say who uses the folder
+  first.folder_held = true;
+  first.add(0, "id0"), first.add(1, "id1");
+  CHECK(first.look(200ms) == "run");
 }
 
 TEST_CASE("a new leader does not wait forever for the hosts of the one before") {
@@ -141,7 +191,7 @@ TEST_CASE("a round begins only once it is recorded") {
   CHECK(late.look(59s) == "cause");
   CHECK(late.look(3s) == "over");
   CHECK(late.last.code == 1);
-  CHECK_THAT(late.lines, Contains("etcd does not answer for 60 s"));
+  CHECK_THAT(late.lines, Contains("after 60 s: etcd does not answer"));
 }
 
 TEST_CASE("a leader that another one has replaced kills its round") {
@@ -158,12 +208,20 @@ TEST_CASE("a leader that another one has replaced kills its round") {
 TEST_CASE("what etcd holds is read as it was written, and other texts are refused") {
   RoundFacts facts = facts_of_round(7);
   facts.proven = {"id1"};
+  facts.job = "job0";
+  facts.leader_address = "10.0.0.1";
+  facts.leader_port = 65535;
+  facts.job_token = "ab";
   const auto read = parse_facts(text_of(facts));
   REQUIRE(read);
   CHECK(read->round == 7);
   CHECK(read->members.at(2).first_rank == 4);
   CHECK(read->began_with == 20);
   CHECK(read->proven == facts.proven);
+  CHECK(read->job == "job0");
+  CHECK(read->leader_address == "10.0.0.1");
+  CHECK(read->leader_port == 65535);
+  CHECK(read->job_token == "ab");
   facts.began_with.reset();
   CHECK_FALSE(parse_facts(text_of(facts))->began_with);
   const LeaderRecord leader{
@@ -217,8 +275,7 @@ TEST_CASE("etcd's servers and secrets are read as torchrun spells them") {
   refuses("a", "cert=/dev/null", "belong together");
   refuses("a", "cacert=/no/such/file", "cannot be read");
   refuses("a", "user=me", "password_file");
-  refuses("a", "user=me,password_file=/no/such/file",
-          "the password file /no/such/file does not exist");
+  refuses("a", "user=me,password_file=/no/such/file", "does not exist");
   refuses("a", "user=me,password=x", "can be read by every user");
 }
 

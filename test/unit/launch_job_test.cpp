@@ -52,6 +52,7 @@ class Environment {
                              "TORCHELASTIC_RESTART_COUNT",
                              "TORCHELASTIC_RUN_ID",
                              "MTRAIN_JOB_ID",
+                             "MTRAIN_SHARED_JOB_ID",
                              "MTRAIN_ERROR_FILE",
                              "TORCHELASTIC_ERROR_FILE"})
       clear(name);
@@ -108,6 +109,8 @@ TEST_CASE("a job has the same id at every restart") {
   CHECK(job_from_environment().id == torchrun);
   env.set("MTRAIN_JOB_ID", "host-1-2");  // set by an mtrain-launch under Slurm or torchrun
   CHECK(job_from_environment().id == "host-1-2");
+  env.set("MTRAIN_SHARED_JOB_ID", "other-3-4");  // the launchers elect the one that leads
+  CHECK(job_from_environment().id == "other-3-4");
 }
 
 TEST_CASE("the variables of a step of Slurm") {

@@ -66,6 +66,22 @@ TEST_CASE("rank 0 gives a new token through a file of its own, and removes it at
   CHECK_FALSE(fs::exists(shared));
 }
 
+TEST_CASE("the next leader of a job replaces the file of one that was stopped") {
+  const TemporaryFolder folder;
+  const fs::path shared = folder.path / ".token";
+  auto stopped = std::make_unique<JobToken>(job_of(0), shared);
+  {
+    const JobToken next(job_of(0), shared, /*replaces=*/true);
+    REQUIRE(next.find());
+    CHECK(next.find() != stopped->find());
+    CHECK(read_file(shared) == next.find()->hex() + "\n");
+    stopped.reset();  // it continues, and ends
+    CHECK(read_file(shared) == next.find()->hex() + "\n");
+    CHECK_THROWS_AS(JobToken(job_of(0), shared), UserError);
+  }
+  CHECK_FALSE(fs::exists(shared));
+}
+
 TEST_CASE("the file that a killed job has left is replaced, or removed where none is needed") {
   const TemporaryFolder folder;
   const fs::path shared = folder.path / ".token";
