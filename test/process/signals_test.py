@@ -488,7 +488,7 @@ def test_options_and_variables_of_torchrun():
         (["--monitor_interval=5", "--start_method=spawn", "--rdzv_conf=timeout=900"], {}, 0,
          "monitor_interval has no effect(.|\n)*start_method has no effect(.|\n)*timeout has no effect"),
         (["--local_addr=127.0.0.1"], {}, 0, "0/1 at 127.0.0.1"),
-        (["--rdzv_backend=etcd"], {}, 2, "rdzv_backend=etcd"),
+        (["--rdzv_backend=etcd-v2", "--nnodes=1:2", "--rdzv_endpoint=localhost0:29920"], {}, 2, "etcd-v2"),
         (["--nnodes=1:4"], {}, 2, "a common address to meet"),
         (["--nnodes=1:4", "--node_rank=0", "--rdzv_backend=store", "--rdzv_endpoint=localhost0:29920"], {}, 2, "is for trainings of mtrain"),
         (["--nnodes=4:1"], {}, 2, "write --nnodes=1:4"),
