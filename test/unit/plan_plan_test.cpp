@@ -58,7 +58,8 @@ TEST_CASE("published models have their published number of parameters") {
                         {"kimi_k2", 512, 1026408209408},
                         {"mixtral_8x7b", 64, 46702792704}}) {
     CAPTURE(p.recipe);
-    const Recipe r = ready(p.recipe, p.world);
+    Recipe r = ready(p.recipe, p.world);
+    r.model.mtp_num_layers = 0;  // the cards do not count layers that predict further tokens
     CHECK(make_plan(r, 0, r.model.vocab_size).parameters.total() == p.total);
   }
 }
