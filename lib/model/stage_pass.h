@@ -64,7 +64,7 @@ class StagePass {
   // Step::forward_results of the group of layers that is computed, or computed again.
   std::shared_ptr<std::deque<std::any>> forward_results_;
   Tensor result_;   // of a forward
-  Stash not_kept_;  // activations that are dropped after a layer, or after a group's recomputation
+  Stash not_kept_;  // activations, dropped after a segment, or after a group's recomputation
 };
 
 }  // namespace mtrain::model
