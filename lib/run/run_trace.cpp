@@ -1,9 +1,10 @@
 #include "run/run_trace.h"
 
+#include <fcntl.h>
+#include <unistd.h>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
-#include <fstream>
 #include <string>
 #include <utility>
 
@@ -29,10 +30,13 @@ constexpr int64_t kBetweenMemory = 200'000;  // ns between two values of the cou
 RunTrace::RunTrace(train::Trainer& trainer, fs::path path, StepRange steps)
     : trainer_(trainer), path_(std::move(path)), steps_(steps), trace_(trainer.world().rank()) {
   const fs::path own = own_path();
-  if (!std::ofstream(own))
+  // The file may have the trace of an earlier start, which finish() replaces or keeps.
+  const int fd = ::open(own.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
+  if (fd < 0)
     throw UserError(
         fmt::format("debug.trace: {} cannot be written: {}", own.string(), std::strerror(errno)),
         "give a file in a folder that exists");
+  ::close(fd);
   // Launches are timed by the steady clock of each host. Hosts share only the time of day; it is
   // used to convert the origin of rank 0.
   const int64_t day = now_ns<std::chrono::system_clock>(),
@@ -82,9 +86,12 @@ RunTrace::Span::~Span() {
 
 RunTrace::~RunTrace() {
   trainer_.device().set_timing_sink(nullptr);
+  remove_empty();  // the run failed before finish()
+}
+
+void RunTrace::remove_empty() const {
   std::error_code none;
-  if (fs::is_empty(own_path(), none))
-    fs::remove(own_path(), none);  // the run failed before finish()
+  if (fs::is_empty(own_path(), none)) fs::remove(own_path(), none);
 }
 
 fs::path RunTrace::part_of(int rank) const {
@@ -99,8 +106,7 @@ std::string RunTrace::finish() {
   if (std::exchange(finished_, true)) return "";
   const int ranks = trainer_.world().size(), rank = trainer_.world().rank();
   if (!begun_ && steps_ != StepRange()) {
-    std::error_code none;
-    fs::remove(own_path(), none);
+    remove_empty();
     return rank == 0 ? fmt::format(
                            "warning: no trace: this start has made no step of "
                            "debug.trace_steps, which begins at step {}",

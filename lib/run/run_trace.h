@@ -14,7 +14,7 @@ namespace mtrain::run {
 class RunTrace : private device::TimingSink {
  public:
   // All ranks must call it, since it aligns their clocks with rank 0's. Throws UserError if the
-  // file cannot be written.
+  // file cannot be written. A trace of an earlier start stays until this one writes its own.
   RunTrace(train::Trainer& trainer, std::filesystem::path path, StepRange steps);
   ~RunTrace() override;  // ends the timing of launches
 
@@ -47,6 +47,7 @@ class RunTrace : private device::TimingSink {
  private:
   std::filesystem::path part_of(int rank) const;
   std::filesystem::path own_path() const;
+  void remove_empty() const;  // the file that the constructor has made, if nothing was written
   std::string merge();
   void record(const device::Timing& timing) override;
   void waited(const device::Waiting& waiting) override { trace_.waited(waiting); }
