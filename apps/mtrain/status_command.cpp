@@ -108,11 +108,14 @@ std::string status_json(const RunRecord& run, const std::vector<PulseState>& pul
   return j.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 
-// The text comes from a file, and goes to a terminal.
-std::string printable(std::string text) {
-  for (char& c : text)
-    if ((uint8_t(c) < ' ' && c != '\n') || c == 127) c = '?';
-  return text;
+// Further lines are indented: a message cannot look like a line of the status.
+std::string message_text(const std::string& message) {
+  constexpr size_t kMostLines = 20, kLongestLine = 500;
+  std::string out;
+  const std::vector<std::string> lines = split(message, '\n');
+  for (size_t i = 0; i < std::min(lines.size(), kMostLines); ++i)
+    out += (i > 0 ? "\n  " : "") + printable(lines[i], kLongestLine);
+  return out;
 }
 
 std::string status_text(const std::string& name, const RunRecord& run,
@@ -126,15 +129,16 @@ std::string status_text(const std::string& name, const RunRecord& run,
   if (run.culprit) {
     const bool earlier = run.state == RunState::running || run.state == RunState::restarting ||
                          run.state == RunState::lost;
-    text += printable(fmt::format("{}{}{}\n", earlier ? "the attempt before: " : "",
-                                  run.culprit->host.empty() ? "" : run.culprit->host + ": ",
-                                  run.culprit->message));
+    const std::string& host = run.culprit->host;
+    text +=
+        fmt::format("{}{}{}\n", earlier ? "the attempt before: " : "",
+                    host.empty() ? "" : printable(host) + ": ", message_text(run.culprit->message));
   }
   if (run.state == RunState::lost)
-    text += printable(fmt::format(
-        "nobody holds the folder: process {} on {} has ended without a word\n", run.pid, run.host));
-  text += printable(
-      fmt::format("started {} on {}, last written {}\n", run.started, run.host, run.updated));
+    text += fmt::format("nobody holds the folder: process {} on {} has ended without a word\n",
+                        run.pid, printable(run.host));
+  text += fmt::format("started {} on {}, last written {}\n", printable(run.started),
+                      printable(run.host), printable(run.updated));
   if (run.state != RunState::running) return text;
   if (pulses.empty()) return text + "no rank of it runs on this host under this user\n";
   const TableColumn::Align left = TableColumn::Align::left;
