@@ -134,9 +134,13 @@ std::string status_text(const std::string& name, const RunRecord& run,
         fmt::format("{}{}{}\n", earlier ? "the attempt before: " : "",
                     host.empty() ? "" : printable(host) + ": ", message_text(run.culprit->message));
   }
-  if (run.state == RunState::lost)
+  if (run.state == RunState::lost) {
     text += fmt::format("nobody holds the folder: process {} on {} has ended without a word\n",
                         run.pid, printable(run.host));
+    if (run.culprit && run.launcher > 0)
+      text += fmt::format("its launcher was process {} on {}\n", run.launcher,
+                          printable(run.launcher_host));
+  }
   text += fmt::format("started {} on {}, last written {}\n", printable(run.started),
                       printable(run.host), printable(run.updated));
   if (run.state != RunState::running) return text;

@@ -529,6 +529,26 @@ ends "restart" 0 60
 says "restart" "restarting all ranks (1 of 2)"
 [[ $(losses "$work/again") == "$(losses "$work/straight")" ]] || fail "the restarted run's losses are others"
 
+# --- a signal during the wait before a restart ends the job, and run.json says so ---
+"$launch" --nproc_per_node=2 --max_restarts=5 --recipe "$work/r.yaml" "train.run_dir=$work/waits" train.steps=100000 \
+  >"$work/out" 2>&1 &
+pid=$!
+await_steps waits 2
+kill -KILL "$(rank_pid waits 1)"
+for ((i = 0; i < 200; i++)); do
+  grep -q '"state": "running"' "$work/waits/run.json" && grep -q '"attempts": 2' "$work/waits/run.json" && break
+  sleep 0.05
+done
+kill -KILL "$(rank_pid waits 1)"
+for ((i = 0; i < 200; i++)); do
+  grep -q "(2 of 5) in 1 s" "$work/out" && break
+  sleep 0.02
+done
+kill -INT "$pid"
+ends "a signal before a restart" 1 20
+says "a signal before a restart" "the ranks are not restarted"
+grep -q '"state": "failed"' "$work/waits/run.json" || fail "after a restart that is not made: $(cat "$work/waits/run.json")"
+
 # --- before a run's first save, a restart begins with checkpoint.load: here the newest checkpoint of another run
 # ---
 "$launch" --nproc_per_node=2 --recipe "$work/r.yaml" "train.run_dir=$work/branch" "checkpoint.load=$work/ranks2" \
