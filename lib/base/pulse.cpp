@@ -8,6 +8,7 @@
 #include <array>
 #include <atomic>
 #include <bit>
+#include <cerrno>
 #include <charconv>
 #include <chrono>
 #include <cstdlib>
@@ -15,6 +16,8 @@
 #include <new>
 
 #include <fmt/core.h>
+
+#include "base/memory_file.h"
 
 namespace mtrain {
 
@@ -96,14 +99,17 @@ Pulse::Page* Pulse::new_page(int fd, int rank) {
 }
 
 std::shared_ptr<Pulse> Pulse::make(int rank) {
-  int fd = memfd_create("mtrain-pulse", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  int fd = memory_file("mtrain-pulse"), error = fd < 0 ? errno : 0;
   // Nobody can make a sealed page shorter: a reader then never meets SIGBUS.
   if (fd >= 0 && (ftruncate(fd, sizeof(Page)) != 0 ||
                   fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)) {
+    error = errno;
     close(fd);
     fd = -1;
   }
-  return std::shared_ptr<Pulse>(new Pulse(fd, new_page(fd, rank)));
+  std::shared_ptr<Pulse> pulse(new Pulse(fd, new_page(fd, rank)));
+  pulse->error_ = error;
+  return pulse;
 }
 
 Pulse::~Pulse() {

@@ -106,6 +106,7 @@ class Pulse {
   Pulse& operator=(const Pulse&) = delete;
 
   int descriptor() const { return fd_; }  // closed at exec; -1: the page is private
+  int error() const { return error_; }    // why make() has made a private page (errno), or 0
   PulseState state() const;
   PulseGlance glance() const;
 
@@ -132,7 +133,7 @@ class Pulse {
   static PulseState copy(const Page& page);
   double limit(PulsePhase phase) const;
 
-  int fd_ = -1;
+  int fd_ = -1, error_ = 0;
   Page* page_ = nullptr;
   PulseLimits limits_;
   std::vector<double> times_;  // of the last steps

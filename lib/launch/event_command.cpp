@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <spawn.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <algorithm>
@@ -15,6 +14,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/memory_file.h"
 
 extern char** environ;
 
@@ -133,7 +133,7 @@ void EventCommand::serve() {
 
 std::string EventCommand::run(const std::string& text) {
   // Memory that the command reads as a file: it may read it late, in part, or not at all.
-  const int input = memfd_create("mtrain-event", MFD_CLOEXEC);
+  const int input = memory_file("mtrain-event");
   if (input < 0 || write(input, text.data(), text.size()) != ssize_t(text.size())) {
     const int why = errno;
     if (input >= 0) close(input);

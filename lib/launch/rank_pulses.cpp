@@ -1,6 +1,7 @@
 #include "launch/rank_pulses.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
 #include <fstream>
 #include <system_error>
@@ -101,6 +102,7 @@ std::vector<const RankPulses::Seen*> RankPulses::late_ones(const std::vector<See
 
 int RankPulses::add(int rank) {
   ranks_.push_back({.rank = rank, .pulse = Pulse::make(rank)});
+  errno = ranks_.back().pulse->error();
   return ranks_.back().pulse->descriptor();
 }
 

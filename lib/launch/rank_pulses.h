@@ -25,7 +25,8 @@ class RankPulses {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // Makes the page of a rank. Returns its descriptor, which the rank inherits; -1: there is none.
+  // Makes the page of a rank. Returns its descriptor, which the rank inherits. It is -1, with
+  // errno, if the system has no such memory: nothing is then known of the rank.
   int add(int rank);
   void started(int rank, pid_t pid);
   void ended(int rank);
