@@ -78,7 +78,17 @@ launch::MetricsServer::Health MetricsEndpoint::health() const {
   return {.well = running_, .text = running_ ? "ok" : why_not_};
 }
 
-std::string MetricsEndpoint::metrics() const {
+// The last evaluation may be further from the end of the file than newest_records() reads. It
+// counts until the ranks begin again before it.
+void MetricsEndpoint::keep_evaluation(observe::NewestRecords& records) {
+  const std::lock_guard lock(mutex_);
+  if (records.evaluation)
+    evaluation_ = records.evaluation;
+  else if (evaluation_ && records.step && evaluation_->step <= records.step->step)
+    records.evaluation = evaluation_;
+}
+
+std::string MetricsEndpoint::metrics() {
   observe::JobSample sample;
   {
     const std::lock_guard lock(mutex_);
@@ -88,6 +98,7 @@ std::string MetricsEndpoint::metrics() const {
   }
   if (!options_.run_folder.empty())
     sample.records = observe::newest_records(options_.run_folder / "metrics.jsonl");
+  keep_evaluation(sample.records);
   add_newest_checkpoint(options_.checkpoint_folder, sample);
   return observe::prometheus_text(sample, seconds_of_clock());
 }

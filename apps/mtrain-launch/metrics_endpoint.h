@@ -10,6 +10,7 @@
 
 #include "launch/job_observer.h"
 #include "launch/metrics_server.h"
+#include "observe/prometheus.h"
 
 namespace mtrain {
 
@@ -31,7 +32,8 @@ class MetricsEndpoint : public launch::JobObserver {
   void ended(int exit_code) override;
 
  private:
-  std::string metrics() const;
+  std::string metrics();
+  void keep_evaluation(observe::NewestRecords& records);
   launch::MetricsServer::Health health() const;
 
   const Options options_;
@@ -39,6 +41,7 @@ class MetricsEndpoint : public launch::JobObserver {
   std::vector<std::shared_ptr<const Pulse>> pages_;
   int restarts_ = 0;
   bool running_ = false;
+  std::optional<observe::MetricsRecord> evaluation_;  // the last one that was read
   std::string why_not_ = "the ranks have not been started";
   std::optional<launch::MetricsServer> server_;  // the last member: it calls the others
 };
