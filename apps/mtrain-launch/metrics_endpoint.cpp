@@ -53,11 +53,11 @@ void MetricsEndpoint::begin(const std::string& /*job*/) {
              options_.host, ipv6 ? "]" : "", server_->port());
 }
 
-void MetricsEndpoint::started(int start, int /*ranks*/,
+void MetricsEndpoint::started(int /*start*/, int /*ranks*/,
                               const std::vector<std::shared_ptr<const Pulse>>& pages) {
   const std::lock_guard lock(mutex_);
   pages_ = pages;
-  restarts_ = start;
+  restarts_ += std::exchange(restarts_next_, false);
   running_ = true;
 }
 
@@ -65,6 +65,11 @@ void MetricsEndpoint::failed(const launch::JobFailure& failure) {
   const std::lock_guard lock(mutex_);
   running_ = false;
   why_not_ = failure.message;
+}
+
+void MetricsEndpoint::restarting(int /*start*/, double /*delay_s*/) {
+  const std::lock_guard lock(mutex_);
+  restarts_next_ = true;
 }
 
 void MetricsEndpoint::ended(int exit_code) {

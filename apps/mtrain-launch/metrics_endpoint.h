@@ -29,6 +29,7 @@ class MetricsEndpoint : public launch::JobObserver {
   void started(int start, int ranks,
                const std::vector<std::shared_ptr<const Pulse>>& pages) override;
   void failed(const launch::JobFailure& failure) override;
+  void restarting(int start, double delay_s) override;
   void ended(int exit_code) override;
 
  private:
@@ -40,7 +41,7 @@ class MetricsEndpoint : public launch::JobObserver {
   mutable std::mutex mutex_;  // guards what the server's threads read
   std::vector<std::shared_ptr<const Pulse>> pages_;
   int restarts_ = 0;
-  bool running_ = false;
+  bool running_ = false, restarts_next_ = false;      // whether the next start is a restart
   std::optional<observe::MetricsRecord> evaluation_;  // the last one that was read
   std::string why_not_ = "the ranks have not been started";
   std::optional<launch::MetricsServer> server_;  // the last member: it calls the others

@@ -191,7 +191,7 @@ void add_status_command(CLI::App& app) {
     auto run = storage::current_run_record(folder);
     if (!run) throw UserError(fmt::format("{} has no run.json", folder.string()));
     const std::vector<PulseState> pulses = live_pulses(folder, *run);
-    for (const PulseState& p : pulses) run->step = std::max(run->step, p.step);
+    for (const PulseState& p : pulses) run->step = std::max(run->step, p.done_step);
     const std::string text =
         o->json ? status_json(*run, pulses)
                 : status_text(folder.string(), *run, pulses,

@@ -218,9 +218,10 @@ std::optional<int64_t> RankPulses::new_spike() {
 
 std::optional<int> RankPulses::new_straggler() {
   if (ranks_.empty()) return std::nullopt;
-  const int rank = ranks_.front().pulse->glance().straggler;
-  if (rank == std::exchange(straggler_, rank) || rank < 0) return std::nullopt;
-  return rank;
+  const PulseGlance seen = ranks_.front().pulse->glance();
+  const bool known = seen.straggler_step == std::exchange(straggler_, seen.straggler_step);
+  if (known || seen.straggler < 0) return std::nullopt;
+  return seen.straggler;
 }
 
 std::vector<int> RankPulses::stopped() const {

@@ -143,7 +143,7 @@ class Training {
       if (figures.timed) pulse_->set_exposed(double(figures.exposed_ns()) * 1e-9);
       if (stats.skipped) pulse_->set_spike(stats.step);
       if (figures.stragglers && !figures.stragglers->found.empty())
-        pulse_->set_straggler(figures.stragglers->found.front().rank);
+        pulse_->set_straggler(figures.stragglers->found.front().rank, stats.step);
       if (reporter_) reporter_->step(stats, figures);
       if (tuner && trainer_.steps_done() < trainer_.last_step())
         choose(std::exchange(tuner, nullptr));
