@@ -102,8 +102,15 @@ fs::path RunTrace::own_path() const {
   return trainer_.world().size() == 1 ? path_ : part_of(trainer_.world().rank());
 }
 
-std::string RunTrace::finish() {
+std::string RunTrace::finish(const observe::WroteTrace& wrote) {
   if (std::exchange(finished_, true)) return "";
+  std::string text = write_all(wrote);
+  // Rank 0 merges for a while. In a step, ranks that wait for it would seem to hang.
+  trainer_.control().texts("");
+  return text;
+}
+
+std::string RunTrace::write_all(const observe::WroteTrace& wrote) {
   const int ranks = trainer_.world().size(), rank = trainer_.world().rank();
   if (!begun_ && steps_ != StepRange()) {
     remove_empty();
@@ -115,7 +122,7 @@ std::string RunTrace::finish() {
   }
   std::string problem;  // logged; does not end the run
   try {
-    trace_.write(own_path());
+    trace_.write(own_path(), wrote);
   } catch (const Error& e) {
     problem = e.message();
   }
@@ -126,7 +133,7 @@ std::string RunTrace::finish() {
       return fmt::format("warning: no trace: rank {}: {}", r, problems[size_t(r)]);
   if (ranks == 1) return fmt::format("trace written to {}", path_.string());
   try {
-    return merge();
+    return merge(wrote);
   } catch (const std::exception& e) {
     return fmt::format(
         "warning: each rank wrote its trace into the folder of {}, but they could not be merged: "
@@ -135,12 +142,12 @@ std::string RunTrace::finish() {
   }
 }
 
-std::string RunTrace::merge() {
+std::string RunTrace::merge(const observe::WroteTrace& wrote) {
   const int ranks = trainer_.world().size();
   std::vector<fs::path> parts;
   for (int r = 0; r < ranks; ++r)
     if (fs::exists(part_of(r))) parts.push_back(part_of(r));
-  observe::merge_traces(path_, parts);
+  observe::merge_traces(path_, parts, wrote);
   for (const fs::path& part : parts) fs::remove(part);
   const bool all = int(parts.size()) == ranks;
   return fmt::format("trace of {} rank{} written to {}{}", parts.size(),

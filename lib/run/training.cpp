@@ -210,7 +210,8 @@ class Training {
   }
 
   void end_trace() {
-    note(trace_->finish());
+    early_end_->during(
+        Doing::save, [&] { note(trace_->finish([pulse = pulse_.shared()] { pulse->wrote(); })); });
     pause_times();
   }
 

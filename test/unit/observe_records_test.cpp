@@ -241,6 +241,21 @@ TEST_CASE("traces of several ranks become one, on one time axis") {
   CHECK(events_of(all, "X").size() == 6);
 }
 
+TEST_CASE("a long trace shows that it is being written and merged") {
+  const TemporaryFolder folder;
+  ChromeTrace trace(0);
+  for (int i = 0; i < 30000; ++i)
+    trace.record({"matmul_fc1_fwd", device::StreamKind::compute, 10 * i, 10 * i + 5, 0});
+  int64_t wrote = 0;
+  trace.write(folder.path / "0", [&] { ++wrote; });
+  const auto mib = int64_t(std::filesystem::file_size(folder.path / "0") >> 20);
+  REQUIRE(mib >= 2);
+  CHECK(wrote == Approx(mib).margin(1));
+  wrote = 0;
+  merge_traces(folder.path / "all.json", {folder.path / "0"}, [&] { ++wrote; });
+  CHECK(wrote == Approx(2 * mib).margin(2));  // it is read twice
+}
+
 TEST_CASE("a trace is safe to fill from several threads while it is written") {
   const TemporaryFolder folder;
   ChromeTrace trace;
