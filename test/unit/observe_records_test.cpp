@@ -1,4 +1,5 @@
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -412,14 +413,43 @@ TEST_CASE("a resumed run drops the steps it makes again, and a torn line") {
     MetricsWriter metrics(path, 0);
     CHECK(steps().empty());
   }
+  SECTION("damaged lines between the records that stay are left alone") {
+    std::ofstream(path) << R"({"step":1,"loss":1}
+damaged
+{"step":2,"loss":1}
+{"note":1}
+damaged, too
+{"step":2,"validation_loss":1}
+{"step":3,"loss":1}
+)";
+    { MetricsWriter metrics(path, 2); }
+    CHECK(read_file(path) == R"({"step":1,"loss":1}
+damaged
+{"step":2,"loss":1}
+{"note":1}
+{"step":2,"validation_loss":1}
+)");
+  }
+  SECTION("a file that loses nothing is not written again") {
+    std::ofstream(path) << R"({"step":1,"loss":1}
+{"step":2,"loss":1}
+{"step":2,"validation_loss":1}
+)";
+    struct stat before {
+    }, after{};
+    REQUIRE(::stat(path.c_str(), &before) == 0);
+    { MetricsWriter metrics(path, 2); }
+    REQUIRE(::stat(path.c_str(), &after) == 0);
+    CHECK(before.st_ino == after.st_ino);
+  }
   SECTION("a whole last line without its newline is torn as well") {
     std::ofstream(path) << "{\"step\":1}\n{\"step\":2}";
     MetricsWriter metrics(path, 9);
     metrics.write(3, {});
     CHECK(steps() == std::vector<int>{1, 3});
   }
-  SECTION("a line that is not JSON goes") {
-    std::ofstream(path) << "{\"step\":1}\nxyz\n\n{\"step\":2}\n";
+  SECTION("lines that are not JSON go from the end") {
+    std::ofstream(path) << "{\"step\":1}\n{\"step\":2}\nxyz\n\n{\"step\":11}\n";
     MetricsWriter metrics(path, 9);
     CHECK(steps() == std::vector<int>{1, 2});
   }
