@@ -212,6 +212,9 @@ std::string prometheus_text(const JobSample& job, double now) {
             double(*job.checkpoint_step));
   out.one("mtrain_checkpoint_age_seconds", "Time since the newest checkpoint was complete.",
           job.checkpoint_age_s);
+  out.one("mtrain_files_age_seconds",
+          "Time since records and checkpoints were read; it rises while the file system stalls.",
+          job.files_age_s);
   add_ranks(job.ranks, now, out);
   return out.take();
 }

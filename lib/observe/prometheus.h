@@ -27,6 +27,7 @@ struct JobSample {
   NewestRecords records;
   std::optional<double> checkpoint_age_s;  // since the newest checkpoint was complete
   std::optional<int64_t> checkpoint_step;
+  std::optional<double> files_age_s;  // since records and checkpoints were read
 };
 
 // `now` is in seconds of the system's clock.
