@@ -159,15 +159,19 @@ struct LaunchedRun {
   std::vector<std::string> on_event;  // launch.on_event
 };
 
-// Refuses a host on which ranks cannot work: a full disk, too few descriptors.
+// Refuses a host on which ranks cannot work: a full disk, too few descriptors. Warns of what makes
+// them slow.
 void check_this_host(const std::string& run_dir, int ranks) {
   launch::raise_open_files(ranks);
   launch::HostCheckOptions options{.ranks = ranks, .run_folder = run_dir, .rates = {}};
   if (const auto cache = cache_folder()) options.rates = *cache / ("gemm-rate-" + host_name());
-  const auto faults = launch::faults_of(launch::check_host(options));
+  const auto checks = launch::check_host(options);
+  const auto faults = launch::faults_of(checks);
   if (!faults.empty())
     throw RunError(
         fmt::format("ranks cannot work on {}: {}", host_name(), fmt::join(faults, "; ")));
+  for (const std::string& text : launch::warnings_of(checks))
+    print_warning("mtrain-launch", fmt::format("{}: {}", host_name(), text));
 }
 
 // Returns the step of the newest complete checkpoint; -1: there is none. Returns nothing if it

@@ -23,23 +23,33 @@ double seconds_of_clock() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-void add_newest_checkpoint(const fs::path& folder, observe::JobSample& sample) {
-  if (folder.empty()) return;
+// How long a request waits for files. A connection has MetricsServer::kMaxTime.
+constexpr std::chrono::milliseconds kForFiles{500};
+
+void add_newest_checkpoint(const fs::path& folder, EndpointFiles& files) {
+  const auto newest = storage::newest_sound(folder);
+  if (!newest) return;
+  files.checkpoint_step = newest->step;
+  // The folder is renamed when it is complete, which keeps the time of its last file.
+  const auto age = fs::file_time_type::clock::now() - fs::last_write_time(newest->path);
+  files.checkpoint_age_s = std::max(0.0, std::chrono::duration<double>(age).count());
+}
+
+EndpointFiles read_files(const MetricsEndpoint::Options& o) {
+  EndpointFiles files;
   try {
-    const auto newest = storage::newest_sound(folder);
-    if (!newest) return;
-    sample.checkpoint_step = newest->step;
-    // The folder is renamed when it is complete, which keeps the time of its last file.
-    const auto age = fs::file_time_type::clock::now() - fs::last_write_time(newest->path);
-    sample.checkpoint_age_s = std::max(0.0, std::chrono::duration<double>(age).count());
-  } catch (const std::exception&) {
-    return;  // it may be removed meanwhile
+    if (!o.run_folder.empty())
+      files.records = observe::newest_records(o.run_folder / "metrics.jsonl");
+    if (!o.checkpoint_folder.empty()) add_newest_checkpoint(o.checkpoint_folder, files);
+  } catch (const std::exception&) {  // a checkpoint may be removed meanwhile
   }
+  return files;
 }
 
 }  // namespace
 
 void MetricsEndpoint::begin(const std::string& /*job*/) {
+  files_.emplace([options = options_] { return read_files(options); });
   try {
     server_.emplace(options_.host, options_.port,
                     launch::MetricsServer::Pages{.metrics = [this] { return metrics(); },
@@ -53,11 +63,11 @@ void MetricsEndpoint::begin(const std::string& /*job*/) {
              options_.host, ipv6 ? "]" : "", server_->port());
 }
 
-void MetricsEndpoint::started(int start, int /*ranks*/,
+void MetricsEndpoint::started(int /*start*/, int /*ranks*/,
                               const std::vector<std::shared_ptr<const Pulse>>& pages) {
   const std::lock_guard lock(mutex_);
   pages_ = pages;
-  restarts_ = start;
+  restarts_ += std::exchange(restarts_next_, false);
   running_ = true;
 }
 
@@ -65,6 +75,11 @@ void MetricsEndpoint::failed(const launch::JobFailure& failure) {
   const std::lock_guard lock(mutex_);
   running_ = false;
   why_not_ = failure.message;
+}
+
+void MetricsEndpoint::restarting(int /*start*/, double /*delay_s*/) {
+  const std::lock_guard lock(mutex_);
+  restarts_next_ = true;
 }
 
 void MetricsEndpoint::ended(int exit_code) {
@@ -78,7 +93,17 @@ launch::MetricsServer::Health MetricsEndpoint::health() const {
   return {.well = running_, .text = running_ ? "ok" : why_not_};
 }
 
-std::string MetricsEndpoint::metrics() const {
+// The last evaluation may be further from the end of the file than newest_records() reads. It
+// counts until the ranks begin again before it.
+void MetricsEndpoint::keep_evaluation(observe::NewestRecords& records) {
+  const std::lock_guard lock(mutex_);
+  if (records.evaluation)
+    evaluation_ = records.evaluation;
+  else if (evaluation_ && records.step && evaluation_->step <= records.step->step)
+    records.evaluation = evaluation_;
+}
+
+std::string MetricsEndpoint::metrics() {
   observe::JobSample sample;
   {
     const std::lock_guard lock(mutex_);
@@ -86,9 +111,14 @@ std::string MetricsEndpoint::metrics() const {
     sample.restarts = restarts_;
     for (const auto& page : pages_) sample.ranks.push_back(page->state());
   }
-  if (!options_.run_folder.empty())
-    sample.records = observe::newest_records(options_.run_folder / "metrics.jsonl");
-  add_newest_checkpoint(options_.checkpoint_folder, sample);
+  if (auto files = files_->get(kForFiles)) {
+    sample.records = std::move(files->value.records);
+    sample.checkpoint_step = files->value.checkpoint_step;
+    sample.files_age_s = files->age.count();
+    if (const auto age = files->value.checkpoint_age_s)
+      sample.checkpoint_age_s = *age + files->age.count();
+  }
+  keep_evaluation(sample.records);
   return observe::prometheus_text(sample, seconds_of_clock());
 }
 

@@ -37,8 +37,8 @@ struct CompareOptions {
 
 struct Recipes {
   std::vector<plan::SettingDifference> differences;
-  bool fp32 = true;   // both compute in fp32
-  std::string error;  // why the recipes cannot be compared; empty if they were
+  std::optional<bool> fp32;  // both compute in fp32; absent if the recipes are unknown
+  std::string error;         // why the recipes cannot be compared; empty if they were
 };
 
 Recipes compare_recipes(const fs::path& a, const fs::path& b) {
@@ -82,9 +82,10 @@ void print_text(const CompareOptions& o, const observe::RunComparison& runs,
                 const Recipes& recipes) {
   std::string out = fmt::format("A {}\nB {}\nsteps {} to {}, tolerance {:g}{}\n\n", o.a, o.b,
                                 runs.first_step, runs.last_step, runs.tolerance,
-                                o.tolerance    ? ""
-                                : recipes.fp32 ? " (of fp32)"
-                                               : " (of 16 bits)");
+                                o.tolerance     ? ""
+                                : !recipes.fp32 ? " (of fp32; the recipes are unknown)"
+                                : *recipes.fp32 ? " (of fp32)"
+                                                : " (of 16 bits)");
   for (const observe::KeyComparison& key : runs.keys)
     out += fmt::format("{}: {}\n", key.key, key_text(key, runs.tolerance));
   print_lines(out);
@@ -155,7 +156,11 @@ void print_json(const CompareOptions& o, const observe::RunComparison& runs,
 void compare(const CompareOptions& o) {
   const fs::path a = observe::locate_metrics(o.a), b = observe::locate_metrics(o.b);
   const Recipes recipes = compare_recipes(a, b);
-  const double tolerance = o.tolerance.value_or(recipes.fp32 ? kTolerance32 : kTolerance16);
+  const double tolerance =
+      o.tolerance.value_or(recipes.fp32.value_or(true) ? kTolerance32 : kTolerance16);
+  const char* hint = o.tolerance || recipes.fp32
+                         ? ""
+                         : "the recipes are unknown: for runs in 16 bits give --tolerance 2e-2";
   const observe::RunComparison runs = observe::compare_runs(
       a, b, o.keys.empty() ? std::vector<std::string>() : split(o.keys, ','), tolerance);
   o.json ? print_json(o, runs, recipes) : print_text(o, runs, recipes);
@@ -163,7 +168,8 @@ void compare(const CompareOptions& o) {
   for (const observe::KeyComparison& key : runs.keys)
     if (key.first)
       throw RunError(fmt::format("{} differs from step {} on by more than {:g}", key.key,
-                                 key.first->step, tolerance));
+                                 key.first->step, tolerance),
+                     hint);
 }
 
 }  // namespace

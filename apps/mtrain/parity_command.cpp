@@ -35,7 +35,8 @@ std::string difference_text(double value) {
 
 std::string verdict_of(const ParityRow& row) {
   if (!row.skipped.empty()) return "not run: " + row.skipped;
-  if (!row.difference) return row.same_bits ? "equal, the same bits" : "equal";
+  if (!row.difference)
+    return row.same_bits.value_or(false) ? "equal, the same bits as the layout" : "equal";
   const run::ParityDifference& d = *row.difference;
   if (d.step == 0) return "FAILED: " + d.what;
   std::string text = fmt::format("DIFFERS from step {}", d.step);
@@ -79,7 +80,7 @@ void print_parity_json(const run::ParityReport& report) {
       j["skipped"] = row.skipped;
     } else {
       j["equal"] = !row.difference;
-      j["same_bits"] = row.same_bits;
+      if (row.same_bits) j["same_bits_as_layout"] = *row.same_bits;
       j["loss_difference"] = number(row.loss);
       j["gradient_difference"] = number(row.gradient);
       if (const auto& d = row.difference)

@@ -25,7 +25,7 @@ using observe::ReportLanes;
 using observe::StepTimeline;
 
 constexpr size_t kCells = 1200, kMostLanes = 64;
-constexpr size_t kMostBoxes = 20000;  // of a picture; a box takes about 30 bytes of the page
+constexpr size_t kMostBoxes = 20000;  // of a picture; a box takes up to 50 bytes of the page
 
 const std::vector<std::pair<std::string, std::string>> kPasses{{"F", "F forward"},
                                                                {"B", "B backward"},

@@ -17,6 +17,7 @@
 #include "base/text_table.h"
 #include "commands.h"
 #include "launch/job_processes.h"
+#include "run/run_folder.h"
 #include "storage/run_record.h"
 
 namespace mtrain {
@@ -44,8 +45,8 @@ fs::path run_folder_of(const std::string& run) {
 
 // Returns the pulses of the ranks on this host, by rank. The page of a rank whose process has
 // ended in the meantime is not found.
-std::vector<PulseState> live_pulses(const RunRecord& run) {
-  if (run.state != RunState::running || run.host != host_name()) return {};
+std::vector<PulseState> live_pulses(const fs::path& folder, const RunRecord& run) {
+  if (run.state != RunState::running) return {};
   std::vector<PulseState> found;
   const auto add = [&](int64_t pid, int fd) {
     if (fd < 0) return;
@@ -56,10 +57,13 @@ std::vector<PulseState> live_pulses(const RunRecord& run) {
     const auto state = Pulse::read(path);
     if (state && state->pid == pid) found.push_back(*state);
   };
-  if (run.job.empty())
-    add(run.pid, run.pulse_fd);
-  else
-    for (const launch::JobProcess& p : launch::job_processes(run.job)) add(p.pid, p.pulse_fd);
+  if (!run.job.empty()) {
+    auto ids = run::recorded_jobs(folder);  // of the launchers of all hosts
+    ids.insert(run.job);
+    for (const launch::JobProcess& p : launch::processes_of_jobs(ids)) add(p.pid, p.pulse_fd);
+  }
+  // Without mtrain-launch a rank makes its page itself.
+  if (found.empty() && run.host == host_name()) add(run.pid, run.pulse_fd);
   std::ranges::sort(found, {}, &PulseState::rank);
   return found;
 }
@@ -103,16 +107,20 @@ std::string status_json(const RunRecord& run, const std::vector<PulseState>& pul
   j["started"] = run.started;
   j["updated"] = run.updated;
   j["host"] = run.host;
+  j["pulses_host"] = host_name();  // ranks of other hosts are not seen from here
   j["pulses"] = nlohmann::ordered_json::array();
   for (const PulseState& p : pulses) j["pulses"].push_back(pulse_json(p));
   return j.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 
-// The text comes from a file, and goes to a terminal.
-std::string printable(std::string text) {
-  for (char& c : text)
-    if ((uint8_t(c) < ' ' && c != '\n') || c == 127) c = '?';
-  return text;
+// Further lines are indented: a message cannot look like a line of the status.
+std::string message_text(const std::string& message) {
+  constexpr size_t kMostLines = 20, kLongestLine = 500;
+  std::string out;
+  const std::vector<std::string> lines = split(message, '\n');
+  for (size_t i = 0; i < std::min(lines.size(), kMostLines); ++i)
+    out += (i > 0 ? "\n  " : "") + printable(lines[i], kLongestLine);
+  return out;
 }
 
 std::string status_text(const std::string& name, const RunRecord& run,
@@ -126,17 +134,26 @@ std::string status_text(const std::string& name, const RunRecord& run,
   if (run.culprit) {
     const bool earlier = run.state == RunState::running || run.state == RunState::restarting ||
                          run.state == RunState::lost;
-    text += printable(fmt::format("{}{}{}\n", earlier ? "the attempt before: " : "",
-                                  run.culprit->host.empty() ? "" : run.culprit->host + ": ",
-                                  run.culprit->message));
+    const std::string& host = run.culprit->host;
+    text +=
+        fmt::format("{}{}{}\n", earlier ? "the attempt before: " : "",
+                    host.empty() ? "" : printable(host) + ": ", message_text(run.culprit->message));
   }
-  if (run.state == RunState::lost)
-    text += printable(fmt::format(
-        "nobody holds the folder: process {} on {} has ended without a word\n", run.pid, run.host));
-  text += printable(
-      fmt::format("started {} on {}, last written {}\n", run.started, run.host, run.updated));
+  if (run.state == RunState::lost) {
+    text += fmt::format("nobody holds the folder: process {} on {} has ended without a word\n",
+                        run.pid, printable(run.host));
+    if (run.culprit && run.launcher > 0)
+      text += fmt::format("its launcher was process {} on {}\n", run.launcher,
+                          printable(run.launcher_host));
+  }
+  text += fmt::format("started {} on {}, last written {}\n", printable(run.started),
+                      printable(run.host), printable(run.updated));
   if (run.state != RunState::running) return text;
-  if (pulses.empty()) return text + "no rank of it runs on this host under this user\n";
+  if (pulses.empty())
+    return text + "no rank of it runs on this host under this user" +
+           (run.host == host_name()
+                ? "\n"
+                : fmt::format("; ask on {}, where rank 0 runs\n", printable(run.host)));
   const TableColumn::Align left = TableColumn::Align::left;
   std::vector<std::vector<std::string>> rows;
   for (const PulseState& p : pulses)
@@ -173,8 +190,8 @@ void add_status_command(CLI::App& app) {
     const fs::path folder = run_folder_of(o->run);
     auto run = storage::current_run_record(folder);
     if (!run) throw UserError(fmt::format("{} has no run.json", folder.string()));
-    const std::vector<PulseState> pulses = live_pulses(*run);
-    for (const PulseState& p : pulses) run->step = std::max(run->step, p.step);
+    const std::vector<PulseState> pulses = live_pulses(folder, *run);
+    for (const PulseState& p : pulses) run->step = std::max(run->step, p.done_step);
     const std::string text =
         o->json ? status_json(*run, pulses)
                 : status_text(folder.string(), *run, pulses,

@@ -194,7 +194,12 @@ void run_and_tell(const Prepared& ready, const run::RunOptions& options) {
   } catch (const std::exception& e) {
     event.event = "failure";
     event.message = e.what();
-    event.culprit = 0;
+    event.exit_code = dynamic_cast<const UserError*>(&e) ? 2 : 1;
+    if (!dynamic_cast<const CommError*>(&e)) event.culprit = 0;  // else a peer, which is unknown
+    told.send(event);
+    event.event = "end";
+    event.message.clear();
+    event.culprit.reset();
     told.send(event);
     throw;
   }

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/regular_file.h"
+#include "base/terminal.h"
 
 namespace mtrain {
 namespace {
@@ -171,7 +172,7 @@ Json parse(std::string_view text, const std::string& name, const std::string& hi
   Builder<Json> builder(take);
   if (Json::sax_parse(text, &builder)) return std::move(builder.root);
   if (!builder.twice.empty())
-    throw UserError(fmt::format("{}: the key `{}` is given twice", name, builder.twice),
+    throw UserError(fmt::format("{}: the key `{}` is given twice", name, printable(builder.twice)),
                     hint.empty() ? "keep one of the two" : hint);
   if (builder.too_many)
     throw UserError(fmt::format("{}: it has more than {} values", name, kMaxJsonValues), hint);

@@ -8,6 +8,7 @@
 #include <array>
 #include <atomic>
 #include <bit>
+#include <cerrno>
 #include <charconv>
 #include <chrono>
 #include <cstdlib>
@@ -16,15 +17,20 @@
 
 #include <fmt/core.h>
 
+#include "base/memory_file.h"
+
 namespace mtrain {
 
 namespace {
 
-constexpr uint64_t kMagic = 0x3465736c7570746dull;  // "mtpulse4": a new layout gets a new number
+constexpr uint64_t kMagic = 0x3565736c7570746dull;  // "mtpulse5": a new layout gets a new number
 constexpr size_t kTimes = 64;                       // steps whose median is known
 // The first steps of a start are slower: memory is touched first, and GEMMs are measured.
 constexpr int64_t kSlowSteps = 2;
 constexpr uint64_t kControl = 2;  // of StreamWords::communicates: the host waits for its launches
+
+constexpr int kStragglerShift = 25;  // a job has at most 2^24 ranks
+constexpr uint64_t kRankBits = (uint64_t{1} << kStragglerShift) - 1;
 
 using Word = std::atomic<uint64_t>;
 static_assert(Word::is_always_lock_free);
@@ -71,11 +77,12 @@ struct LaunchWords {
 
 }  // namespace
 
-// The layout of version 4. Every member is a word, which one store changes.
+// The layout of version 5. Every member is a word, which one store changes.
 struct Pulse::Page {
   Word magic, bytes, rank, pid;
   Word phase, step, done_step, last_step, began, limit, progress, updates, step_s, median_s;
-  Word memory, memory_peak, exposed, spike_step, straggler;  // straggler: the rank plus 1
+  // straggler: the rank plus 1, and above its bits the step.
+  Word memory, memory_peak, exposed, spike_step, straggler;
   Word streams, launches, written;
   std::array<StreamWords, kStreams> stream;
   std::array<LaunchWords, kLaunches> launch;
@@ -96,14 +103,17 @@ Pulse::Page* Pulse::new_page(int fd, int rank) {
 }
 
 std::shared_ptr<Pulse> Pulse::make(int rank) {
-  int fd = memfd_create("mtrain-pulse", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  int fd = memory_file("mtrain-pulse"), error = fd < 0 ? errno : 0;
   // Nobody can make a sealed page shorter: a reader then never meets SIGBUS.
   if (fd >= 0 && (ftruncate(fd, sizeof(Page)) != 0 ||
                   fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)) {
+    error = errno;
     close(fd);
     fd = -1;
   }
-  return std::shared_ptr<Pulse>(new Pulse(fd, new_page(fd, rank)));
+  std::shared_ptr<Pulse> pulse(new Pulse(fd, new_page(fd, rank)));
+  pulse->error_ = error;
+  return pulse;
 }
 
 Pulse::~Pulse() {
@@ -189,7 +199,9 @@ PulseGlance Pulse::glance() const {
   s.step = int64_t(page_->step.load());
   s.done_step = int64_t(page_->done_step.load());
   s.spike_step = int64_t(page_->spike_step.load());
-  s.straggler = int(page_->straggler.load()) - 1;
+  const uint64_t straggler = page_->straggler;
+  s.straggler = int(straggler & kRankBits) - 1;
+  s.straggler_step = int64_t(straggler >> kStragglerShift);
   s.in_slow_step = s.phase == PulsePhase::step && int64_t(page_->updates.load()) < kSlowSteps;
   s.work = page_->written;
   for (const StreamWords& stream : page_->stream)
@@ -286,7 +298,9 @@ void Pulse::set_memory(int64_t bytes, int64_t peak) {
 
 void Pulse::set_exposed(double seconds) { set_double(page_->exposed, seconds); }
 
-void Pulse::set_straggler(int rank) { page_->straggler = uint64_t(rank) + 1; }
+void Pulse::set_straggler(int rank, int64_t step) {
+  page_->straggler = uint64_t(step) << kStragglerShift | (uint64_t(rank) + 1);
+}
 void Pulse::set_spike(int64_t step) { page_->spike_step = uint64_t(step); }
 
 void Pulse::name_stream(int index, std::string_view name, bool communicates) {

@@ -55,7 +55,9 @@ struct PulseGlance {
   PulsePhase phase = PulsePhase::none;
   int64_t step = 0, done_step = 0;
   int64_t spike_step = 0;  // as above
-  int straggler = -1;      // the rank that was named last as too slow; -1: none. Rank 0 knows it.
+  // The rank that was named last as too slow, and when; -1: none. Rank 0 knows it.
+  int straggler = -1;
+  int64_t straggler_step = 0;
   double limit_s = 0;
   uint64_t progress = 0;  // changes with each activity that begins
   // Changes with what is launched, what is done, and what is written. Launches of the stream
@@ -106,6 +108,7 @@ class Pulse {
   Pulse& operator=(const Pulse&) = delete;
 
   int descriptor() const { return fd_; }  // closed at exec; -1: the page is private
+  int error() const { return error_; }    // why make() has made a private page (errno), or 0
   PulseState state() const;
   PulseGlance glance() const;
 
@@ -117,7 +120,7 @@ class Pulse {
   void set_memory(int64_t bytes, int64_t peak);
   void set_exposed(double seconds);
   void set_spike(int64_t step);
-  void set_straggler(int rank);
+  void set_straggler(int rank, int64_t step);
 
   void name_stream(int index, std::string_view name, bool communicates);
   // Adds a launch to the page: item `number` of a stream.
@@ -132,7 +135,7 @@ class Pulse {
   static PulseState copy(const Page& page);
   double limit(PulsePhase phase) const;
 
-  int fd_ = -1;
+  int fd_ = -1, error_ = 0;
   Page* page_ = nullptr;
   PulseLimits limits_;
   std::vector<double> times_;  // of the last steps

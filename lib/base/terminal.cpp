@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
+#include <utility>
 #include <vector>
 
 #include "base/strings.h"
@@ -159,6 +160,42 @@ std::string_view fit_columns(std::string_view text, int columns) {
     if (taken > columns) return text.substr(0, from);
   }
   return text;
+}
+
+namespace {
+
+// Returns the bytes of the character at `at`, and whether it is a control character.
+std::pair<size_t, bool> next_character(std::string_view text, size_t at) {
+  const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
+  const unsigned char first = byte(at);
+  if (first < 0x80) return {1, first < ' ' || first == 0x7f};
+  const size_t bytes = first < 0xc2 || first > 0xf4 ? 1 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;
+  if (bytes == 1 || at + bytes > text.size()) return {1, true};
+  for (size_t i = 1; i < bytes; ++i)
+    if ((byte(at + i) & 0xc0) != 0x80) return {1, true};
+  return {bytes, first == 0xc2 && byte(at + 1) < 0xa0};
+}
+
+}  // namespace
+
+bool is_printable(std::string_view text) {
+  for (size_t at = 0; at < text.size();) {
+    const auto [bytes, control] = next_character(text, at);
+    if (control) return false;
+    at += bytes;
+  }
+  return true;
+}
+
+std::string printable(std::string_view text, size_t longest) {
+  std::string out;
+  for (size_t at = 0; at < text.size();) {
+    const auto [bytes, control] = next_character(text, at);
+    if (at + bytes > longest) return out + "...";
+    out += control ? "?" : text.substr(at, bytes);
+    at += bytes;
+  }
+  return out;
 }
 
 std::string wrap_words(std::string_view text, int columns) {

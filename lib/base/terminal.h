@@ -22,6 +22,14 @@ int display_width(std::string_view text);
 // Returns the longest prefix of `text` that fits into `columns`, in complete code points.
 std::string_view fit_columns(std::string_view text, int columns);
 
+// Whether a text has no control character: a terminal obeys those of ASCII and, in UTF-8, U+0080 to
+// U+009F. Bytes that are not UTF-8 may be such a character for a terminal with 8 bits.
+bool is_printable(std::string_view text);
+
+// Returns a text of a file, which may come from anyone, for one line of a terminal. Control
+// characters become question marks. More than `longest` bytes are cut, and end with "...".
+std::string printable(std::string_view text, size_t longest = 200);
+
 // Breaks lines longer than `columns` between words; 0 means no limit. A longer word stays complete:
 // a path can then be copied. The continuation of a line is indented by two more than the line. In a
 // line of two columns, separated by two or more blanks, the second column is wrapped and its

@@ -122,6 +122,8 @@ int run_starts(const AgentOptions& o, JobState& job) {
     for (JobObserver* observer : o.observers) observer->restarting(number + 1, seconds);
     if (!wait_to_restart(delay, job)) {
       console.say("mtrain-launch: the job got a signal to end: the ranks are not restarted");
+      failure.restarts = false;
+      if (o.on_failure) o.on_failure(failure);
       tell_unsaved();
       return code;
     }

@@ -61,7 +61,9 @@ struct AgentOptions {
   std::function<bool()> run_folder_held;  // whether a run uses the run folder now; may be null
   std::chrono::milliseconds rendezvous_timeout{600000};  // how long hosts wait for others
   std::function<std::string()> unsaved;  // describes what would be lost now; may be null
-  std::function<void(const JobFailure&)> on_failure;  // called once for each start; may be null
+  // Called once for each start that has failed, and again if the announced restart is not made. May
+  // be null.
+  std::function<void(const JobFailure&)> on_failure;
   std::vector<JobObserver*> observers;
 };
 

@@ -318,6 +318,12 @@ void Attempt::start(int local_rank) {
   c.rank = place_.first_rank + local_rank;
   c.error_file = folder_.path() / fmt::format("rank-{}.json", c.rank);
   const int pulse = pulses_.add(c.rank);
+  if (pulse < 0 && !std::exchange(job_.told_no_pulse, true))
+    job_.console.say(fmt::format(
+        "mtrain-launch: warning: ranks cannot be watched: this system makes no file in memory "
+        "(memfd_create: {}); ranks that hang are noticed after comm.timeout_s, and `mtrain status` "
+        "and --metrics_port do not show ranks",
+        std::strerror(errno)));
   const int out = output(STDOUT_FILENO, c);
   const int err = one_output(c) ? out : output(STDERR_FILENO, c);
   std::vector<std::string> arguments = o_.command, variables;

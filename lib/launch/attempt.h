@@ -34,6 +34,7 @@ struct JobState {
   Console& console;
   LauncherLink* link = nullptr;  // null: this host acts alone
   std::string shared_id = {};    // of the job on all hosts, if its launchers elect a leader
+  bool told_no_pulse = false;    // a warning has said that ranks cannot be watched
 
   // Identifies the job to the run folder.
   const std::string& job_id() const { return shared_id.empty() ? id : shared_id; }

@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <spawn.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <algorithm>
@@ -15,6 +14,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/memory_file.h"
 
 extern char** environ;
 
@@ -95,22 +95,35 @@ EventCommand::~EventCommand() {
 }
 
 void EventCommand::send(const JobEvent& event) {
-  const std::string text = event_json(event);
+  Pending next{.spike = event.event == "spike", .text = event_json(event)};
   const std::lock_guard lock(mutex_);
-  if (pending_.size() >= kMostPending) return;
-  pending_.push_back(text);
+  pending_.push_back(std::move(next));
+  if (pending_.size() > kMostPending) {
+    const auto spike = std::ranges::find(pending_, true, &Pending::spike);
+    pending_.erase(spike == pending_.end() ? pending_.begin() : spike);
+    dropped_ = true;
+  }
   changed_.notify_all();
 }
 
+size_t EventCommand::pending() {
+  const std::lock_guard lock(mutex_);
+  return pending_.size();
+}
+
 void EventCommand::serve() {
-  bool complained = false;
+  bool complained = false, told_drop = false;
   std::unique_lock lock(mutex_);
   while (true) {
     changed_.wait(lock, [&] { return closing_ || !pending_.empty(); });
     if (pending_.empty() || Clock::now() >= until_) return;
-    const std::string text = std::move(pending_.front());
+    const std::string text = std::move(pending_.front().text);
     pending_.pop_front();
+    const bool first_drop = dropped_ && !std::exchange(told_drop, true);
     lock.unlock();
+    if (first_drop && complain_)
+      complain_(fmt::format("launch.on_event: {} takes too long: some events are dropped",
+                            command_.front()));
     const std::string why = run(text);
     if (!why.empty() && !std::exchange(complained, true) && complain_)
       complain_(fmt::format("launch.on_event: {} {}", command_.front(), why));
@@ -120,7 +133,7 @@ void EventCommand::serve() {
 
 std::string EventCommand::run(const std::string& text) {
   // Memory that the command reads as a file: it may read it late, in part, or not at all.
-  const int input = memfd_create("mtrain-event", MFD_CLOEXEC);
+  const int input = memory_file("mtrain-event");
   if (input < 0 || write(input, text.data(), text.size()) != ssize_t(text.size())) {
     const int why = errno;
     if (input >= 0) close(input);

@@ -33,9 +33,11 @@ std::string event_json(const JobEvent& event);
 class EventCommand {
  public:
   static constexpr std::chrono::milliseconds kPatience{10000};  // then the command is killed
-  static constexpr size_t kMostPending = 64;                    // further events are dropped
+  // Beyond them the oldest `spike` is dropped, else the oldest event: `end` is the last one.
+  static constexpr size_t kMostPending = 64;
 
-  // `complain` is called from the thread, for the first event for which the command fails.
+  // `complain` is called from the thread: for the first event for which the command fails, and for
+  // the first one that is dropped.
   EventCommand(std::vector<std::string> command, std::function<void(const std::string&)> complain,
                std::chrono::milliseconds patience = kPatience);
   // Waits until the command has had all events, for at most the patience.
@@ -44,6 +46,7 @@ class EventCommand {
   EventCommand& operator=(const EventCommand&) = delete;
 
   void send(const JobEvent& event);  // returns at once
+  size_t pending();                  // events that the command has not got yet
 
  private:
   void serve();
@@ -54,8 +57,12 @@ class EventCommand {
   const std::chrono::milliseconds patience_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<std::string> pending_;
-  bool closing_ = false;
+  struct Pending {
+    bool spike = false;
+    std::string text;
+  };
+  std::deque<Pending> pending_;
+  bool closing_ = false, dropped_ = false;
   std::chrono::steady_clock::time_point until_ = std::chrono::steady_clock::time_point::max();
   std::thread thread_;  // the last member: it uses the others
 };

@@ -20,7 +20,7 @@ struct HostCheck {
 struct HostCheckOptions {
   int ranks = 1;                     // of this host
   std::filesystem::path run_folder;  // need not exist; empty: no disk is checked
-  std::filesystem::path rates;       // file of the last rate of this host; empty: it is not kept
+  std::filesystem::path rates;       // file of the rate of earlier starts; empty: it is not kept
 };
 
 // What was measured; the verdicts follow from it alone.
@@ -53,5 +53,10 @@ std::vector<HostCheck> compare_clocks(const std::vector<HostClock>& clocks);
 
 // One line for each fault, and no line if ranks can work: "disk: 0 B free: delete old checkpoints".
 std::vector<std::string> faults_of(const std::vector<HostCheck>& checks);
+// The same for each warning.
+std::vector<std::string> warnings_of(const std::vector<HostCheck>& checks);
+// Returns the rate of a core to which the next start is compared. A slow start lowers it slowly: a
+// host that stays slow is named more than once.
+double rate_to_keep(double gflops, std::optional<double> last_gflops);
 
 }  // namespace mtrain::launch

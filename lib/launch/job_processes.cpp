@@ -13,12 +13,14 @@
 #include <thread>
 
 #include "base/pulse.h"
+#include "launch/job.h"
 
 namespace mtrain::launch {
 
 namespace {
 
 namespace fs = std::filesystem;
+constexpr const char* kJobVariable = "MTRAIN_JOB_ID";
 
 // Returns the value of a variable in the text of /proc/<pid>/environ.
 std::optional<std::string_view> value_of(std::string_view variables, std::string_view name) {
@@ -54,7 +56,11 @@ int number_or(std::string_view text, int otherwise) {
 
 }  // namespace
 
-std::vector<JobProcess> job_processes(const std::string& job_id) {
+namespace {
+
+// Returns the processes whose variables are those of the job, and not of a Slurm job within it.
+template <class IsOfJob>
+std::vector<JobProcess> find_processes(const IsOfJob& is_of_job) {
   const char* const own_slurm_job = std::getenv(kSlurmJob);
   std::vector<JobProcess> found;
   std::error_code error, unreadable;
@@ -62,7 +68,7 @@ std::vector<JobProcess> job_processes(const std::string& job_id) {
     const pid_t pid = number_or(it->path().filename().native(), 0);
     if (pid <= 0 || pid == getpid()) continue;
     const std::string variables = environment_of(it->path());
-    if (value_of(variables, "MTRAIN_JOB_ID") != job_id) continue;
+    if (!is_of_job(variables)) continue;
     // sbatch passes all variables to the job that it submits.
     if (const auto slurm_job = value_of(variables, kSlurmJob);
         slurm_job && (!own_slurm_job || *slurm_job != own_slurm_job))
@@ -74,6 +80,20 @@ std::vector<JobProcess> job_processes(const std::string& job_id) {
                      number_or(value_of(variables, Pulse::kVariable).value_or(""), -1)});
   }
   return found;
+}
+
+}  // namespace
+
+std::vector<JobProcess> job_processes(const std::string& job_id) {
+  return find_processes(
+      [&](std::string_view variables) { return value_of(variables, kJobVariable) == job_id; });
+}
+
+std::vector<JobProcess> processes_of_jobs(const std::set<std::string, std::less<>>& ids) {
+  return find_processes([&](std::string_view variables) {
+    return ids.contains(value_of(variables, kJobVariable).value_or("")) ||
+           ids.contains(value_of(variables, kSharedJobVariable).value_or(""));
+  });
 }
 
 void kill_job_processes(const std::string& job_id) {

@@ -1,6 +1,8 @@
 // The processes of a job on this host: the ranks, and all processes that they have started.
 #pragma once
 #include <sys/types.h>
+#include <functional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -21,8 +23,12 @@ inline constexpr const char* kSlurmJob = "SLURM_JOB_ID";
 // and shells with job control make their own.
 std::vector<JobProcess> job_processes(const std::string& job_id);
 
-// Kills these processes with SIGKILL until none is left. Gives up after a second: the rest cannot
-// be killed.
+// The same for processes whose MTRAIN_JOB_ID or MTRAIN_SHARED_JOB_ID is one of these. Only to watch
+// them: a shared id is that of several launchers.
+std::vector<JobProcess> processes_of_jobs(const std::set<std::string, std::less<>>& ids);
+
+// Kills those of job_processes() with SIGKILL until none is left. Gives up after a second: the rest
+// cannot be killed.
 void kill_job_processes(const std::string& job_id);
 
 }  // namespace mtrain::launch

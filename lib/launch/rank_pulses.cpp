@@ -1,6 +1,7 @@
 #include "launch/rank_pulses.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
 #include <fstream>
 #include <system_error>
@@ -101,6 +102,7 @@ std::vector<const RankPulses::Seen*> RankPulses::late_ones(const std::vector<See
 
 int RankPulses::add(int rank) {
   ranks_.push_back({.rank = rank, .pulse = Pulse::make(rank)});
+  errno = ranks_.back().pulse->error();
   return ranks_.back().pulse->descriptor();
 }
 
@@ -216,9 +218,10 @@ std::optional<int64_t> RankPulses::new_spike() {
 
 std::optional<int> RankPulses::new_straggler() {
   if (ranks_.empty()) return std::nullopt;
-  const int rank = ranks_.front().pulse->glance().straggler;
-  if (rank == std::exchange(straggler_, rank) || rank < 0) return std::nullopt;
-  return rank;
+  const PulseGlance seen = ranks_.front().pulse->glance();
+  const bool known = seen.straggler_step == std::exchange(straggler_, seen.straggler_step);
+  if (known || seen.straggler < 0) return std::nullopt;
+  return seen.straggler;
 }
 
 std::vector<int> RankPulses::stopped() const {

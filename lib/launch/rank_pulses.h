@@ -25,7 +25,8 @@ class RankPulses {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // Makes the page of a rank. Returns its descriptor, which the rank inherits; -1: there is none.
+  // Makes the page of a rank. Returns its descriptor, which the rank inherits. It is -1, with
+  // errno, if the system has no such memory: nothing is then known of the rank.
   int add(int rank);
   void started(int rank, pid_t pid);
   void ended(int rank);
@@ -43,7 +44,9 @@ class RankPulses {
   // Returns the last step that was skipped as a spike since the last call, if there is one. All
   // ranks of a job skip the same steps.
   std::optional<int64_t> new_spike();
-  // Returns the rank of the job that was named as too slow since the last call, if there is one.
+  // Returns the rank of the job that was named as too slow since the last call, if there is one. A
+  // rank that has recovered may be named again. Of several that are named at once it is the first:
+  // without its host the ranks begin again, and name the others.
   std::optional<int> new_straggler();
 
   std::vector<int> stopped() const;  // the ranks that a signal or a debugger has stopped
@@ -69,8 +72,8 @@ class RankPulses {
 
   std::vector<Rank> ranks_;
   std::optional<Clock::time_point> last_;
-  int straggler_ = -1;  // the rank that new_straggler() has returned last
-  int64_t spike_ = 0;   // the last step that new_spike() has returned
+  int64_t straggler_ = 0;  // the step of the rank that new_straggler() has returned last
+  int64_t spike_ = 0;      // the last step that new_spike() has returned
 };
 
 }  // namespace mtrain::launch

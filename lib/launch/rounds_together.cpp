@@ -238,11 +238,13 @@ class RoundsTogether {
     if (is_of_other(news, link_->id())) return std::nullopt;
     for (const std::string& line : news.lines) job_.console.say(line);
     refused_ = news.kind == Kind::refuse;
+    if (news.kind == Kind::over) record_no_restart(news.code);
     if (refused_ || news.kind == Kind::over) return news.code;
     if (news.kind == Kind::cause && news.cause) report(news);
     if (news.kind == Kind::signal && job_.ends.signal() == 0)
       job_.ends.add_of_other(news.signal, Clock::now());
     if (news.kind != Kind::run) return std::nullopt;
+    restarting_.reset();
     job_.shared_id = news.job;
     const auto place = place_in(news, o_, link_->id());
     if (search_) search_->remember(news, place.has_value());
@@ -250,10 +252,23 @@ class RoundsTogether {
     return std::nullopt;
   }
 
+  void record(const JobFailure& failure) {
+    if (o_.on_failure && (!search_ || leader_)) o_.on_failure(failure);
+  }
+
+  // The job is over before the restart that was announced.
+  void record_no_restart(int code) {
+    if (!restarting_) return;
+    restarting_->restarts = false;
+    restarting_->exit_code = code;
+    record(*std::exchange(restarting_, std::nullopt));
+  }
+
   void report(const LauncherNews& news) {
     JobFailure failure = failure_of(*news.cause, job_.job_id());
     failure.restarts = news.restarts;
-    if (o_.on_failure && (!search_ || leader_)) o_.on_failure(failure);
+    record(failure);
+    restarting_ = news.restarts ? std::optional(failure) : std::nullopt;
     for (JobObserver* observer : o_.observers) {
       observer->failed(failure);
       if (news.restarts) observer->restarting(int(news.round) + 1, news.delay_s);
@@ -337,7 +352,8 @@ class RoundsTogether {
   std::unique_ptr<LeaderSearch> search_;  // null: host 0 leads
   std::unique_ptr<LeadingLauncher> leader_;
   std::unique_ptr<LauncherLink> link_;
-  std::optional<RoundCause> last_;  // why this host's ranks have failed
+  std::optional<RoundCause> last_;        // why this host's ranks have failed
+  std::optional<JobFailure> restarting_;  // the failure before a round that has not begun yet
   bool ended_well_ = false, refused_ = false, has_joined_ = false;
   bool second_ = false;  // a second signal has come
   std::optional<Clock::time_point> signalled_;

@@ -14,6 +14,10 @@
 namespace mtrain::observe {
 
 namespace {
+constexpr size_t kMiB = size_t{1} << 20;
+}  // namespace
+
+namespace {
 
 // Returns a JSON string. Malformed UTF-8 is replaced, since a name must never make a trace fail.
 std::string json_text(std::string_view text) {
@@ -163,7 +167,7 @@ std::string ChromeTrace::json(const Entry& e, int64_t origin_ns) const {
                      microseconds(std::max<int64_t>(0, e.end_ns - e.begin_ns)), args);
 }
 
-void ChromeTrace::write(const std::filesystem::path& path) const {
+void ChromeTrace::write(const std::filesystem::path& path, const WroteTrace& wrote) const {
   std::vector<Entry> entries;
   std::vector<Track> tracks;
   size_t dropped = 0;
@@ -198,9 +202,10 @@ void ChromeTrace::write(const std::filesystem::path& path) const {
              R"("name":)" + json_text(tracks[i] ? stream_name(*tracks[i]) : kStepTrack));
   for (const Entry& e : entries) {
     out += json(e, origin_ns) + ",\n";
-    if (out.size() > 1 << 20) {
+    if (out.size() > kMiB) {
       file.write(out);
       out.clear();
+      if (wrote) wrote();
     }
   }
   if (dropped > 0)
@@ -221,14 +226,18 @@ namespace {
 // Calls use(line, first) for the lines of a part. The first line opens the list of events, and the
 // last one, which is left out, closes it; each line between them is an event.
 template <class F>
-void for_lines(const std::filesystem::path& part, const F& use) {
+void for_lines(const std::filesystem::path& part, const WroteTrace& wrote, const F& use) {
   const MappedFile file_of_rank(part);
   std::string_view rest(reinterpret_cast<const char*>(file_of_rank.bytes().data()),
                         file_of_rank.bytes().size());
+  size_t used = 0;
   for (bool first = true; !rest.empty(); first = false) {
     const std::string_view line = rest.substr(0, rest.find('\n'));
     rest.remove_prefix(std::min(rest.size(), line.size() + 1));
     if (!line.empty() && line != "]}") use(line, first);
+    used += line.size();
+    if (used > kMiB && wrote) wrote();
+    if (used > kMiB) used = 0;
   }
 }
 
@@ -249,24 +258,24 @@ std::optional<ArrowEnd> arrow_end(std::string_view line) {
 }  // namespace
 
 void merge_traces(const std::filesystem::path& path,
-                  const std::vector<std::filesystem::path>& parts) {
+                  const std::vector<std::filesystem::path>& parts, const WroteTrace& wrote) {
   std::set<std::string, std::less<>> sent, received;
   for (const auto& part : parts)
-    for_lines(part, [&](std::string_view line, bool) {
+    for_lines(part, wrote, [&](std::string_view line, bool) {
       if (const auto end = arrow_end(line)) (end->sent ? sent : received).emplace(end->id);
     });
   AtomicFile file(path);
   std::string out;
   bool opened = false;
   for (const auto& part : parts)
-    for_lines(part, [&](std::string_view line, bool first) {
+    for_lines(part, wrote, [&](std::string_view line, bool first) {
       if (first && std::exchange(opened, true)) return;
       const auto end = arrow_end(line);
       if (end && !(end->sent ? received : sent).contains(end->id)) return;
       out += line;
       if (!first && line.back() != ',') out += ',';
       out += '\n';
-      if (out.size() > 1 << 20) file.write(std::exchange(out, ""));
+      if (out.size() > kMiB) file.write(std::exchange(out, ""));
     });
   // All events so far end with a comma; the list needs a last event without one.
   file.write(out + "{\"ph\":\"M\",\"name\":\"merged\",\"pid\":0}\n]}\n");

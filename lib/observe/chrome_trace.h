@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <set>
@@ -17,6 +18,9 @@
 #include "device/stream.h"
 
 namespace mtrain::observe {
+
+// Is called after each MiB that is read or written: a long trace takes a while. May be null.
+using WroteTrace = std::function<void()>;
 
 class ChromeTrace : public device::TimingSink {
  public:
@@ -39,7 +43,7 @@ class ChromeTrace : public device::TimingSink {
   size_t dropped() const;
 
   // Writes the recorded events; launches may continue during the call. Throws RunError.
-  void write(const std::filesystem::path& path) const;
+  void write(const std::filesystem::path& path, const WroteTrace& wrote = {}) const;
 
  private:
   struct Entry {
@@ -71,6 +75,6 @@ class ChromeTrace : public device::TimingSink {
 // Merges the traces of several ranks, which ChromeTrace has written, into one. An arrow of which
 // only one end is in the parts is left out. Throws RunError.
 void merge_traces(const std::filesystem::path& path,
-                  const std::vector<std::filesystem::path>& parts);
+                  const std::vector<std::filesystem::path>& parts, const WroteTrace& wrote = {});
 
 }  // namespace mtrain::observe

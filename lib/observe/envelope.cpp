@@ -17,17 +17,31 @@ void Envelope::Range::add(const Point& point) {
 void Envelope::Range::merge(const Range& later) {
   for (const auto& point : {later.least, later.most, later.gap})
     if (point) add(*point);
+  count += later.count;
+  not_finite += later.not_finite;
+}
+
+int64_t Envelope::count() const {
+  int64_t sum = 0;
+  for (const Range& range : ranges_) sum += range.count;
+  return sum;
+}
+
+int64_t Envelope::not_finite() const {
+  int64_t sum = 0;
+  for (const Range& range : ranges_) sum += range.not_finite;
+  return sum;
 }
 
 void Envelope::add(int64_t step, double value) {
   const Point point{step, value};
-  ++count_;
-  not_finite_ += !std::isfinite(value);
   if (!first_) first_ = point;
   last_ = point;
   const int64_t number = step / width_;
   if (ranges_.empty() || ranges_.back().number != number) ranges_.push_back({.number = number});
   ranges_.back().add(point);
+  ++ranges_.back().count;
+  ranges_.back().not_finite += !std::isfinite(value);
   if (ranges_.size() > most_) halve();
 }
 
@@ -59,6 +73,8 @@ void Envelope::cut_from(int64_t step) {
     // One point is the least and the largest.
     if (!range.least) range.least = range.most;
     if (!range.most) range.most = range.least;
+    range.count = std::min(range.count, step - range.number * width_);
+    range.not_finite = range.gap ? std::min(range.not_finite, step - range.gap->step) : 0;
     if (!range.least && !range.gap) ranges_.pop_back();
   }
   if (first_->step >= step) first_.reset();

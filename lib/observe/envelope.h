@@ -22,9 +22,10 @@ class Envelope {
   void cut_from(int64_t step);
   void shrink_to(size_t most_ranges);  // at least one
 
-  // How many values were added, and how many of them were not finite.
-  int64_t count() const { return count_; }
-  int64_t not_finite() const { return not_finite_; }
+  // How many values the curve has, and how many of them are not finite. If a cut was within a range
+  // of several steps, what is left of this range is counted as if each step had a value.
+  int64_t count() const;
+  int64_t not_finite() const;
   bool empty() const { return ranges_.empty(); }
   // Returns points of the curve in the order of steps, the first and the last one included.
   Series points() const;
@@ -37,6 +38,7 @@ class Envelope {
   struct Range {
     int64_t number = 0;  // its steps are from number * width_ on
     std::optional<Point> least, most, gap;
+    int64_t count = 0, not_finite = 0;  // of values
     void add(const Point& point);
     void merge(const Range& later);
   };
@@ -46,7 +48,6 @@ class Envelope {
   int64_t width_ = 1;  // of a range, in steps
   std::vector<Range> ranges_;
   std::optional<Point> first_, last_;
-  int64_t count_ = 0, not_finite_ = 0;
 };
 
 }  // namespace mtrain::observe

@@ -15,35 +15,55 @@ using nlohmann::json;
 
 namespace {
 
-// Returns whether a line is a complete record, and not of a step that the run repeats.
-bool stays(std::string_view line, int64_t steps_done) {
+// What a line of the file means to a run that has done some steps.
+enum class Line {
+  repeated,  // of a step that the run makes again, or damaged
+  other,     // it stays
+  done,      // the record of a step that the run has done: it stays, with all lines before it
+};
+
+Line judge(std::string_view line, int64_t steps_done) {
   json record;
   try {
     record = parse_json(line, "");
   } catch (const UserError&) {
-    return false;
+    return Line::repeated;
   }
-  if (!record.is_object()) return false;
+  if (!record.is_object()) return Line::repeated;
   const auto step = record.find("step");
-  return step == record.end() || !step->is_number_integer() || step->get<int64_t>() <= steps_done;
+  if (step == record.end() || !step->is_number_integer()) return Line::other;
+  if (step->get<int64_t>() > steps_done) return Line::repeated;
+  return record.contains("validation_loss") ? Line::other : Line::done;
 }
 
-// Removes the lines for which stays() is false, and returns `path`.
+// Removes the lines that judge() calls repeated, and returns `path`. Steps rise within the file:
+// only its end is parsed, since the file of a long run has gigabytes.
 const std::filesystem::path& drop_lines(const std::filesystem::path& path, int64_t steps_done) {
   std::error_code error;
   if (!std::filesystem::exists(path, error)) return path;
   const MappedFile file(path);
   const std::string_view all(reinterpret_cast<const char*>(file.bytes().data()),
                              file.bytes().size());
-  std::string kept;
-  for (std::string_view rest = all; !rest.empty();) {
-    const auto newline = rest.find('\n');
-    if (newline == std::string_view::npos) break;  // an incomplete last line
-    const auto line = rest.substr(0, newline + 1);
-    rest.remove_prefix(line.size());
-    if (stays(line, steps_done)) kept += line;
+  const size_t complete = all.rfind('\n') + 1;  // an incomplete last line is torn
+  size_t stays = complete;                      // the bytes before it stay
+  std::vector<std::string_view> later;          // lines after them that stay, the last one first
+  bool drops = complete < all.size();
+  for (size_t end = complete; end > 0;) {
+    const size_t begin = end < 2 ? 0 : all.rfind('\n', end - 2) + 1;
+    const std::string_view line = all.substr(begin, end - begin);
+    const Line kind = judge(line, steps_done);
+    if (kind == Line::done) break;
+    if (kind == Line::other)
+      later.push_back(line);
+    else
+      drops = true;
+    stays = end = begin;
   }
-  if (kept.size() != all.size()) write_file_atomic(path, kept);
+  if (!drops) return path;
+  AtomicFile shorter(path);
+  shorter.write(all.substr(0, stays));
+  for (auto line = later.rbegin(); line != later.rend(); ++line) shorter.write(*line);
+  shorter.commit();
   return path;
 }
 

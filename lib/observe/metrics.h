@@ -21,7 +21,8 @@ struct Metric {
 class MetricsWriter {
  public:
   // Opens `path` to append to it. First removes, atomically, an incomplete last line and the lines
-  // of steps after `steps_done`, since a resumed run repeats these steps. Throws RunError.
+  // of steps after `steps_done`, since a resumed run repeats these steps. Damaged lines after the
+  // record of the last step that stays are removed, too. Throws RunError.
   MetricsWriter(const std::filesystem::path& path, int64_t steps_done);
 
   // Appends the line {"step": step, ..., "time": ..., "elapsed_s": ...} with LineFile::append().

@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "base/regular_file.h"
 #include "base/strings.h"
+#include "base/terminal.h"
 #include "observe/metric_keys.h"
 
 namespace mtrain::observe {
@@ -32,11 +33,6 @@ constexpr const char* kFile = "metrics.jsonl";
 bool is_evaluation(std::string_view key) {
   const MetricKey* known = find_metric_key(key);
   return known && known->record == MetricKey::Record::evaluation;
-}
-
-// Keys are printed to a terminal, and the file may be from any source.
-bool is_printable(std::string_view key) {
-  return std::ranges::none_of(key, [](char c) { return uint8_t(c) < ' ' || c == 127; });
 }
 
 double mean(const Series& series) {
@@ -70,6 +66,7 @@ MetricsRecord parse_metrics_record(std::string_view line) {
   const auto step = object.find("step");
   if (step == object.end() || !step->is_number_integer()) throw UserError("it has no step");
   MetricsRecord record{.step = step->get<int64_t>(), .values = {}};
+  // Keys are printed to a terminal, and the file may be from any source.
   for (const auto& [key, value] : object.items())
     if ((value.is_number() || value.is_null()) && is_printable(key))
       record.values.emplace(key, value.is_null() ? kNoValue : value.get<double>());

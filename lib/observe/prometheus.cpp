@@ -149,6 +149,19 @@ void add_ranks(const std::vector<PulseState>& ranks, double now, PrometheusText&
 
 }  // namespace
 
+namespace {
+
+// Whether two records are of the same start: the time since its begin rises.
+bool same_start(const MetricsRecord& earlier, const MetricsRecord& later) {
+  const auto time = [](const MetricsRecord& r) {
+    const auto found = r.values.find("elapsed_s");
+    return found == r.values.end() ? 0 : found->second;
+  };
+  return !(time(earlier) > time(later));
+}
+
+}  // namespace
+
 NewestRecords newest_records(const std::filesystem::path& path) {
   NewestRecords newest;
   std::string tail;
@@ -162,16 +175,23 @@ NewestRecords newest_records(const std::filesystem::path& path) {
   } catch (const Error&) {
     return newest;
   }
+  RecordParser parser;
+  bool complete = false;  // the records of another start follow
   // The first line may lack its beginning, and the last one its end; they are not records then.
-  for (size_t end = tail.size(); end > 0 && !(newest.step && newest.evaluation);) {
+  for (size_t end = tail.size(); end > 0 && !(complete && newest.evaluation);) {
     const size_t newline = tail.rfind('\n', end - 1);
     const size_t begin = newline == std::string::npos ? 0 : newline + 1;
     if (begin < end) {
       try {
-        MetricsRecord record =
-            parse_metrics_record(std::string_view(tail).substr(begin, end - begin));
+        const MetricsRecord& record =
+            parser.parse(std::string_view(tail).substr(begin, end - begin));
         auto& place = record.evaluation ? newest.evaluation : newest.step;
-        if (!place) place = std::move(record);
+        if (!place) {
+          place = record;
+        } else if (!record.evaluation && !complete) {
+          complete = !same_start(record, *place);
+          if (!complete) place->values.insert(record.values.begin(), record.values.end());
+        }
       } catch (const UserError&) {
       }
     }
@@ -192,6 +212,9 @@ std::string prometheus_text(const JobSample& job, double now) {
             double(*job.checkpoint_step));
   out.one("mtrain_checkpoint_age_seconds", "Time since the newest checkpoint was complete.",
           job.checkpoint_age_s);
+  out.one("mtrain_files_age_seconds",
+          "Time since records and checkpoints were read; it rises while the file system stalls.",
+          job.files_age_s);
   add_ranks(job.ranks, now, out);
   return out.take();
 }

@@ -15,6 +15,8 @@ struct NewestRecords {
   std::optional<MetricsRecord> step, evaluation;
 };
 // Reads only the end of the file, however long it is. Has no records if the file cannot be read.
+// Values that the newest step lacks, such as those of steps that are timed, are of the last step of
+// the same start that has them.
 NewestRecords newest_records(const std::filesystem::path& path);
 
 // A job as its launcher sees it.
@@ -25,6 +27,7 @@ struct JobSample {
   NewestRecords records;
   std::optional<double> checkpoint_age_s;  // since the newest checkpoint was complete
   std::optional<int64_t> checkpoint_step;
+  std::optional<double> files_age_s;  // since records and checkpoints were read
 };
 
 // `now` is in seconds of the system's clock.

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include <nlohmann/json.hpp>
 
@@ -22,6 +24,10 @@ using nlohmann::ordered_json;
 
 constexpr size_t kMostRanges = 1000;   // of a curve
 constexpr size_t kMostPoints = 80000;  // of all curves; a point takes up to 30 bytes of the page
+constexpr size_t kPointsOfBox = 2;     // a box of a picture takes as many bytes as two points
+constexpr size_t kMostCurves = 200, kLongestKey = 200;  // of a run; bytes
+constexpr size_t kMostStarts = 100;                     // at each end of a run's list
+constexpr size_t kMostSlowest = 256;                    // ranks of a run
 constexpr const char* kSlowest = "compute.busy_ms.max_rank";
 constexpr double kClockStep = 2;  // seconds; a smaller change of the clock is not a new start
 
@@ -44,6 +50,7 @@ constexpr std::array kDrawn{"loss",
                             "moe."};
 
 bool is_drawn(std::string_view key) {
+  if (key.size() > kLongestKey) return false;
   if (key.starts_with("comm.") && key.ends_with(".exposed_ms")) return true;
   return std::ranges::any_of(kDrawn, [&](std::string_view drawn) {
     return drawn.ends_with('.') ? key.starts_with(drawn) : key == drawn;
@@ -109,7 +116,7 @@ class ReportRun {
     for (const Start& start : starts_)
       out["starts"].push_back(
           {{"step", start.step}, {"time", number(start.time)}, {"gap_s", number(start.gap_s)}});
-    for (const auto& [rank, steps] : slowest_)
+    for (const auto& [rank, steps] : slowest_most_often())
       out["slowest"].push_back({{"rank", rank}, {"steps", steps}});
     for (auto& [key, curve] : curves_) {
       if (curve.empty()) continue;
@@ -159,11 +166,24 @@ class ReportRun {
   Envelope* curve_at(size_t place, const std::string& key) {
     if (place >= places_.size()) places_.resize(place + 1);
     Place& known = places_[place];
-    if (known.key != key)
-      known = {
-          .key = key,
-          .curve = is_drawn(key) ? &curves_.try_emplace(key, kMostRanges).first->second : nullptr};
+    if (known.key != key) known = {.key = key, .curve = find_curve(key)};
     return known.curve;
+  }
+
+  Envelope* find_curve(const std::string& key) {
+    if (!is_drawn(key)) return nullptr;
+    if (const auto curve = curves_.find(key); curve != curves_.end()) return &curve->second;
+    lacks_curves_ = lacks_curves_ || curves_.size() >= kMostCurves;
+    return curves_.size() < kMostCurves ? &curves_.try_emplace(key, kMostRanges).first->second
+                                        : nullptr;
+  }
+
+  // Returns the ranks that were slowest most often, by rank.
+  std::map<int64_t, int64_t> slowest_most_often() const {
+    std::vector<std::pair<int64_t, int64_t>> ranks(slowest_.begin(), slowest_.end());
+    std::ranges::stable_sort(ranks, std::greater(), &std::pair<int64_t, int64_t>::second);
+    ranks.resize(std::min(ranks.size(), kMostSlowest));
+    return {ranks.begin(), ranks.end()};
   }
 
   // A new process begins to count its time again.
@@ -176,6 +196,8 @@ class ReportRun {
       Start start{.step = record.step, .time = began};
       if (!first && *time >= *time_) start.gap_s = *time - *time_;
       starts_.push_back(start);
+      ++starts_count_;
+      if (starts_.size() > 2 * kMostStarts) starts_.erase(starts_.begin() + kMostStarts);
     }
     time_ = time, elapsed_ = *elapsed, began_ = began;
   }
@@ -185,7 +207,14 @@ class ReportRun {
     if (empty()) notes.push_back("no step yet");
     if (const int64_t n = stream_.damaged_count(); n > 0)
       notes.push_back(fmt::format("damaged lines: {}", n));
-    if (starts_.size() > 1) notes.push_back(fmt::format("{} starts", starts_.size()));
+    if (starts_count_ > 1)
+      notes.push_back(fmt::format("{} starts{}", starts_count_,
+                                  starts_.size() < starts_count_
+                                      ? fmt::format(", the first and last {} shown", kMostStarts)
+                                      : ""));
+    if (lacks_curves_) notes.push_back(fmt::format("only {} curves are drawn", kMostCurves));
+    if (slowest_.size() > kMostSlowest)
+      notes.push_back(fmt::format("only the {} ranks that were slowest most often", kMostSlowest));
     return notes;
   }
 
@@ -197,12 +226,17 @@ class ReportRun {
   };
   std::vector<Place> places_;           // of a record's values
   std::map<int64_t, int64_t> slowest_;  // in how many timed steps a rank computed longest
-  std::vector<Start> starts_;
+  std::vector<Start> starts_;           // the first and the last ones
+  size_t starts_count_ = 0;
+  bool lacks_curves_ = false;
   std::optional<double> time_;  // of the record before, as the two below
   double elapsed_ = 0, began_ = 0;
   int64_t records_ = 0, last_step_ = 0, total_steps_ = 0;
   RecordStream stream_;  // last: it fills the others
 };
+
+// A tenth of a microsecond: more digits are not seen.
+double rounded(double ms) { return std::round(ms * 1e4) / 1e4; }
 
 ordered_json lanes_json(const ReportLanes& l) {
   ordered_json out{{"title", l.title},
@@ -214,7 +248,7 @@ ordered_json lanes_json(const ReportLanes& l) {
   for (const ReportLanes::Lane& lane : l.lanes) {
     ordered_json boxes = ordered_json::array();
     for (const ReportLanes::Box& b : lane.boxes)
-      boxes.push_back({number(b.begin_ms), number(b.end_ms), b.kind, b.text});
+      boxes.push_back({number(rounded(b.begin_ms)), number(rounded(b.end_ms)), b.kind, b.text});
     out["lanes"].push_back({{"name", lane.name}, {"cells", lane.cells}, {"boxes", boxes}});
   }
   return out;
@@ -269,7 +303,12 @@ std::string report_html(const ReportInput& input) {
   }
   if (std::ranges::all_of(runs, [](const auto& run) { return run->empty(); }))
     throw no_records(runs.front()->path());
-  const size_t most_ranges = std::min(kMostRanges, kMostPoints / 2 / curves);
+  size_t boxes = 0;
+  for (const ReportLanes& lanes : input.lanes)
+    for (const ReportLanes::Lane& lane : lanes.lanes) boxes += lane.boxes.size();
+  // Curves get the bytes that are left.
+  const size_t points = kMostPoints - std::min(kMostPoints * 3 / 4, boxes * kPointsOfBox);
+  const size_t most_ranges = std::min(kMostRanges, points / 2 / curves);
   ordered_json data{{"runs", ordered_json::array()},
                     {"settings", ordered_json::array()},
                     {"settings_note", input.settings_note},

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "base/terminal.h"
 #include "observe/launch_letters.h"
 
 namespace mtrain::observe {
@@ -31,9 +32,10 @@ double number_of_event(const json& event, const char* key) {
   return at != event.end() && at->is_number() ? at->get<double>() : 0;
 }
 
+// The texts are printed to a terminal, and the file may be from any source.
 std::string text(const json& event, const char* key) {
   const auto at = event.is_object() ? event.find(key) : event.end();
-  return at != event.end() && at->is_string() ? at->get<std::string>() : "";
+  return at != event.end() && at->is_string() ? printable(at->get_ref<const std::string&>()) : "";
 }
 
 int64_t integer_arg(const json& args, const char* key, int64_t otherwise = -1) {

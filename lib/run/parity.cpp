@@ -186,8 +186,10 @@ ParityReport check_parity(const plan::RecipeSource& source, const ParityOptions&
     try {
       ParityRun run = train_layout(plan, options);
       compare_runs_for_parity(one, run, row);
-      if (!with_overlap) with_overlap = run;
-      row.same_bits = run.losses == with_overlap->losses && run.moments == with_overlap->moments;
+      if (report.rows.empty())
+        with_overlap = std::move(run);
+      else if (with_overlap)
+        row.same_bits = run.losses == with_overlap->losses && run.moments == with_overlap->moments;
     } catch (const Error& e) {
       row.difference = ParityDifference{.what = e.message()};
     }

@@ -28,8 +28,10 @@ struct ParityRow {
   std::string skipped;  // why it was not run; empty: it was
   std::optional<ParityDifference> difference;
   double loss = 0, gradient = 0;  // the largest relative differences
-  // Whether losses and gradients have the bits that the layout with all its overlap gives.
-  bool same_bits = false;
+  // Whether losses and gradients have the bits that the layout with all its overlap gives. Unset
+  // for that training itself: a layout may change bits, and only the differences above tell it from
+  // a single rank.
+  std::optional<bool> same_bits;
 };
 
 struct ParityReport {

@@ -24,8 +24,11 @@ class DevicePulse {
   DevicePulse(const DevicePulse&) = delete;
   DevicePulse& operator=(const DevicePulse&) = delete;
 
-  // Shows the time of a step, and the memory that the device uses.
+  // Shows the time of a step since the step before, or since the last pause, and the memory that
+  // the device uses.
   void step_done(std::chrono::steady_clock::time_point ended);
+  // The time since the last step, such as that of a save, counts for no step.
+  void pause() { last_ = std::chrono::steady_clock::now(); }
   const std::shared_ptr<Pulse>& shared() const { return pulse_; }
   Pulse& operator*() const { return *pulse_; }
   Pulse* operator->() const { return pulse_.get(); }

@@ -27,10 +27,12 @@ fs::path metrics_path(const plan::FolderOptions& f) {
 
 // The file that records to which job the files of a run folder belong. It has a line "start" for
 // each launcher of the job, and a line "from" with the checkpoint from which the job began.
-fs::path job_path(const plan::FolderOptions& f) { return fs::path(f.run_dir) / "job.txt"; }
+fs::path job_path(const fs::path& run_folder) { return run_folder / "job.txt"; }
+fs::path job_path(const plan::FolderOptions& f) { return job_path(fs::path(f.run_dir)); }
+constexpr std::string_view kStart = "start";
 constexpr std::string_view kFrom = "from ";
 std::string start_line(int restarts, const std::string& job_id) {
-  return fmt::format("start {} {}", restarts, job_id);
+  return fmt::format("{} {} {}", kStart, restarts, job_id);
 }
 
 bool has_metrics(const plan::FolderOptions& f) {
@@ -242,6 +244,18 @@ void write_job(const plan::FolderOptions& f, const std::vector<std::string>& job
   if (lines.empty()) return;
   if (start) lines += fmt::format("{}{}\n", kFrom, start->path.string());
   write_file_atomic(job_path(f), lines);
+}
+
+std::set<std::string, std::less<>> recorded_jobs(const fs::path& run_folder) {
+  const fs::path file = job_path(run_folder);
+  std::error_code error;
+  std::set<std::string, std::less<>> ids;
+  if (!fs::is_regular_file(file, error)) return ids;
+  for (const std::string& line : split(read_file(file), '\n')) {
+    const std::vector<std::string> words = split(line, ' ');
+    if (words.size() == 3 && words[0] == kStart) ids.insert(words[2]);
+  }
+  return ids;
 }
 
 }  // namespace mtrain::run

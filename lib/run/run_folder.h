@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -61,5 +62,7 @@ std::vector<std::string> set_aside_abandoned(const plan::FolderOptions& folders,
 // it after set_aside_abandoned(), and before the run writes anything else.
 void write_job(const plan::FolderOptions& folders, const std::vector<std::string>& job_ids,
                int restarts, const std::optional<storage::CheckpointRef>& start);
+// Returns the ids that write_job() has recorded; none if the folder has no such record.
+std::set<std::string, std::less<>> recorded_jobs(const std::filesystem::path& run_folder);
 
 }  // namespace mtrain::run

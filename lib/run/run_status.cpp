@@ -2,11 +2,13 @@
 
 #include <unistd.h>
 #include <algorithm>
+#include <cstdlib>
 #include <utility>
 
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "launch/end_signals.h"
 #include "storage/folder_lock.h"
 
 namespace mtrain::run {
@@ -35,6 +37,10 @@ RunStatus::RunStatus(std::filesystem::path run_folder, const launch::Job& job, c
   record_.job = job.id;
   record_.pid = ::getpid();
   record_.pulse_fd = pulse.descriptor();
+  if (const char* launcher = std::getenv(launch::kLauncherPid)) {
+    record_.launcher_host = host_name();
+    record_.launcher = std::atoll(launcher);
+  }
 }
 
 void RunStatus::at(int64_t step, int64_t last_step) {

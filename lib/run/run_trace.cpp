@@ -1,9 +1,10 @@
 #include "run/run_trace.h"
 
+#include <fcntl.h>
+#include <unistd.h>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
-#include <fstream>
 #include <string>
 #include <utility>
 
@@ -29,10 +30,13 @@ constexpr int64_t kBetweenMemory = 200'000;  // ns between two values of the cou
 RunTrace::RunTrace(train::Trainer& trainer, fs::path path, StepRange steps)
     : trainer_(trainer), path_(std::move(path)), steps_(steps), trace_(trainer.world().rank()) {
   const fs::path own = own_path();
-  if (!std::ofstream(own))
+  // The file may have the trace of an earlier start, which finish() replaces or keeps.
+  const int fd = ::open(own.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
+  if (fd < 0)
     throw UserError(
         fmt::format("debug.trace: {} cannot be written: {}", own.string(), std::strerror(errno)),
         "give a file in a folder that exists");
+  ::close(fd);
   // Launches are timed by the steady clock of each host. Hosts share only the time of day; it is
   // used to convert the origin of rank 0.
   const int64_t day = now_ns<std::chrono::system_clock>(),
@@ -82,9 +86,12 @@ RunTrace::Span::~Span() {
 
 RunTrace::~RunTrace() {
   trainer_.device().set_timing_sink(nullptr);
+  remove_empty();  // the run failed before finish()
+}
+
+void RunTrace::remove_empty() const {
   std::error_code none;
-  if (fs::is_empty(own_path(), none))
-    fs::remove(own_path(), none);  // the run failed before finish()
+  if (fs::is_empty(own_path(), none)) fs::remove(own_path(), none);
 }
 
 fs::path RunTrace::part_of(int rank) const {
@@ -95,12 +102,18 @@ fs::path RunTrace::own_path() const {
   return trainer_.world().size() == 1 ? path_ : part_of(trainer_.world().rank());
 }
 
-std::string RunTrace::finish() {
+std::string RunTrace::finish(const observe::WroteTrace& wrote) {
   if (std::exchange(finished_, true)) return "";
+  std::string text = write_all(wrote);
+  // Rank 0 merges for a while. In a step, ranks that wait for it would seem to hang.
+  trainer_.control().texts("");
+  return text;
+}
+
+std::string RunTrace::write_all(const observe::WroteTrace& wrote) {
   const int ranks = trainer_.world().size(), rank = trainer_.world().rank();
   if (!begun_ && steps_ != StepRange()) {
-    std::error_code none;
-    fs::remove(own_path(), none);
+    remove_empty();
     return rank == 0 ? fmt::format(
                            "warning: no trace: this start has made no step of "
                            "debug.trace_steps, which begins at step {}",
@@ -109,7 +122,7 @@ std::string RunTrace::finish() {
   }
   std::string problem;  // logged; does not end the run
   try {
-    trace_.write(own_path());
+    trace_.write(own_path(), wrote);
   } catch (const Error& e) {
     problem = e.message();
   }
@@ -120,7 +133,7 @@ std::string RunTrace::finish() {
       return fmt::format("warning: no trace: rank {}: {}", r, problems[size_t(r)]);
   if (ranks == 1) return fmt::format("trace written to {}", path_.string());
   try {
-    return merge();
+    return merge(wrote);
   } catch (const std::exception& e) {
     return fmt::format(
         "warning: each rank wrote its trace into the folder of {}, but they could not be merged: "
@@ -129,12 +142,12 @@ std::string RunTrace::finish() {
   }
 }
 
-std::string RunTrace::merge() {
+std::string RunTrace::merge(const observe::WroteTrace& wrote) {
   const int ranks = trainer_.world().size();
   std::vector<fs::path> parts;
   for (int r = 0; r < ranks; ++r)
     if (fs::exists(part_of(r))) parts.push_back(part_of(r));
-  observe::merge_traces(path_, parts);
+  observe::merge_traces(path_, parts, wrote);
   for (const fs::path& part : parts) fs::remove(part);
   const bool all = int(parts.size()) == ranks;
   return fmt::format("trace of {} rank{} written to {}{}", parts.size(),

@@ -14,7 +14,7 @@ namespace mtrain::run {
 class RunTrace : private device::TimingSink {
  public:
   // All ranks must call it, since it aligns their clocks with rank 0's. Throws UserError if the
-  // file cannot be written.
+  // file cannot be written. A trace of an earlier start stays until this one writes its own.
   RunTrace(train::Trainer& trainer, std::filesystem::path path, StepRange steps);
   ~RunTrace() override;  // ends the timing of launches
 
@@ -40,14 +40,17 @@ class RunTrace : private device::TimingSink {
     const char* name_;
     int64_t began_ns_ = 0;
   };
-  // Writes the trace, once. All ranks must call it. Returns on rank 0 a line for the log about the
-  // written file, or why nothing was written; returns an empty text on the others.
-  std::string finish();
+  // Writes the trace, once. All ranks must call it; they return when it is written. Returns on rank
+  // 0 a line for the log about the written file, or why nothing was written; returns an empty text
+  // on the others.
+  std::string finish(const observe::WroteTrace& wrote = {});
 
  private:
+  std::string write_all(const observe::WroteTrace& wrote);
   std::filesystem::path part_of(int rank) const;
   std::filesystem::path own_path() const;
-  std::string merge();
+  void remove_empty() const;  // the file that the constructor has made, if nothing was written
+  std::string merge(const observe::WroteTrace& wrote);
   void record(const device::Timing& timing) override;
   void waited(const device::Waiting& waiting) override { trace_.waited(waiting); }
   void record_memory(int64_t at_ns);

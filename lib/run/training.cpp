@@ -143,7 +143,7 @@ class Training {
       if (figures.timed) pulse_->set_exposed(double(figures.exposed_ns()) * 1e-9);
       if (stats.skipped) pulse_->set_spike(stats.step);
       if (figures.stragglers && !figures.stragglers->found.empty())
-        pulse_->set_straggler(figures.stragglers->found.front().rank);
+        pulse_->set_straggler(figures.stragglers->found.front().rank, stats.step);
       if (reporter_) reporter_->step(stats, figures);
       if (tuner && trainer_.steps_done() < trainer_.last_step())
         choose(std::exchange(tuner, nullptr));
@@ -200,11 +200,19 @@ class Training {
       trace_->add_start("start", {rendezvous_.end, std::chrono::steady_clock::now()});
     }
     times_->begin();
+    pulse_.pause();
+  }
+
+  // What has happened since the last step counts for no step.
+  void pause_times() {
+    times_->pause();
+    pulse_.pause();
   }
 
   void end_trace() {
-    note(trace_->finish());
-    times_->pause();
+    early_end_->during(
+        Doing::save, [&] { note(trace_->finish([pulse = pulse_.shared()] { pulse->wrote(); })); });
+    pause_times();
   }
 
   void choose(const std::unique_ptr<ops::GemmTuner>& tuner) {
@@ -213,7 +221,7 @@ class Training {
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
     note(fmt::format("algorithms of GEMMs chosen in {:.1f} s", took.count()));
     if (trainer_.graphs()) trainer_.graphs()->hold(false);
-    times_->pause();
+    pause_times();
   }
 
   // Returns whether the next step may begin before the result of the current one is known; `n`
@@ -263,7 +271,7 @@ class Training {
     const auto agreed = trainer_.control().any_of({signal || late, saver_->ended()});
     if (agreed[1]) {
       saver_->end_write();
-      times_->pause();
+      pause_times();
     }
     if (!agreed[0]) return "";
     const std::string who = signal ? launch::name_of(signal) : "another rank ends the run";
@@ -482,7 +490,7 @@ class Training {
       new_best_ = trainer_.control().any(reporter_ && loss < saver_->lowest_loss());
     }
     if (reporter_) reporter_->validation(loss, samples, new_best_);
-    times_->pause();
+    pause_times();
   }
 
   void make_saver() {
@@ -505,7 +513,7 @@ class Training {
                  .evaluation = {.samples = validation_.samples()}};
     if (const auto result = validation_.of_step(step)) copy.evaluation = *result;
     local_->save(copy, saver_->staged(step));
-    times_->pause();
+    pause_times();
   }
 
   // `last`: no later save of this run can replace it.
@@ -519,7 +527,7 @@ class Training {
                               .added = added_files()};
     new_best_ = false;
     saver_->save(request);
-    times_->pause();
+    pause_times();
   }
 
   void before_save() {

@@ -1,5 +1,6 @@
 #include "storage/run_record.h"
 
+#include <unistd.h>
 #include <algorithm>
 #include <system_error>
 #include <utility>
@@ -40,6 +41,7 @@ nlohmann::ordered_json to_json(const RunRecord& r) {
   j["pid"] = r.pid;
   if (!r.job.empty()) j["job"] = r.job;
   if (r.pulse_fd >= 0) j["pulse_fd"] = r.pulse_fd;
+  if (r.launcher > 0) j["launcher"] = {{"host", r.launcher_host}, {"pid", r.launcher}};
   return j;
 }
 
@@ -67,6 +69,10 @@ RunRecord record_of(const nlohmann::json& j) {
   r.job = j.value("job", "");
   r.pid = j.value("pid", int64_t{0});
   r.pulse_fd = j.value("pulse_fd", -1);
+  if (j.contains("launcher")) {
+    r.launcher_host = j["launcher"].value("host", "");
+    r.launcher = j["launcher"].value("pid", int64_t{0});
+  }
   return r;
 }
 
@@ -96,12 +102,23 @@ std::optional<RunRecord> read_run_record(const fs::path& run_folder) {
   }
 }
 
+namespace {
+
+// Whether the process that would write the end is gone, if no rank holds the folder.
+bool has_no_writer(const RunRecord& r) {
+  if (r.state == RunState::running) return true;
+  return r.state == RunState::restarting && r.launcher > 0 && r.launcher_host == host_name() &&
+         !process_lives(r.launcher);
+}
+
+}  // namespace
+
 std::optional<RunRecord> current_run_record(const fs::path& run_folder) {
   auto record = read_run_record(run_folder);
-  if (!record || record->state != RunState::running || is_folder_held(run_folder)) return record;
+  if (!record || !has_no_writer(*record) || is_folder_held(run_folder)) return record;
   // The run may have ended between the two looks.
   record = read_run_record(run_folder);
-  if (record && record->state == RunState::running) record->state = RunState::lost;
+  if (record && has_no_writer(*record)) record->state = RunState::lost;
   return record;
 }
 
@@ -113,6 +130,8 @@ void record_job_end(const fs::path& run_folder, const JobEnd& end) {
   if (end.state != RunState::restarting) record->exit_code = end.exit_code;
   record->step = std::max(record->step, end.step);
   record->culprit = end.culprit;
+  record->launcher_host = host_name();
+  record->launcher = ::getpid();
   write_run_record(run_folder, std::move(*record));
 }
 

@@ -10,8 +10,9 @@
 
 namespace mtrain::storage {
 
-// `lost` is never written: it is what a reader makes of `running` if nobody holds the folder.
-// `restarting`: a start has failed, and the launcher makes another.
+// `lost` is never written: it is what a reader makes of `running` if nobody holds the folder, and
+// of `restarting` if the launcher is gone, too. `restarting`: a start has failed, and the launcher
+// makes another.
 enum class RunState { running, restarting, done, interrupted, failed, lost };
 constexpr auto enum_names(RunState) {
   return std::array{
@@ -37,6 +38,10 @@ struct RunRecord {
   std::string host, job;
   int64_t pid = 0;
   int pulse_fd = -1;
+  // The process that restarts the ranks. Only a reader on its host can see whether it lives; 0:
+  // unknown.
+  std::string launcher_host;
+  int64_t launcher = 0;
 };
 
 std::filesystem::path run_record_path(const std::filesystem::path& run_folder);
@@ -51,7 +56,7 @@ std::optional<RunRecord> read_run_record(const std::filesystem::path& run_folder
 // The same, with the state `lost` for a run that has ended without a word.
 std::optional<RunRecord> current_run_record(const std::filesystem::path& run_folder);
 
-// How a launcher saw the end of a start of its job.
+// How a launcher, which is this process, saw the end of a start of its job.
 struct JobEnd {
   std::string job;  // the launcher's id of it
   RunState state = RunState::failed;

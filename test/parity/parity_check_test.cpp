@@ -87,6 +87,9 @@ TEST_CASE("an error in the communication of each parallelism is found, and none 
     for (const run::ParityRow& row : clean.rows) {
       INFO(row.what << ": " << row.loss << " " << row.gradient);
       CHECK_FALSE(row.difference);
+      // The layout is compared with a single rank alone.
+      const bool is_layout = &row == &clean.rows.front();
+      CHECK(row.same_bits.has_value() == (!is_layout && row.skipped.empty()));
     }
     const run::ParityReport planted =
         run::check_parity(source, {.steps = 3, .on_rank = plant(c.kind)});

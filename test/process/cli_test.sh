@@ -230,6 +230,8 @@ expect "runs within a tolerance" 0 "agrees to 0.3 in all 3 records; largest diff
 expect "runs compared as JSON" 1 '"within_tolerance": false' '"step": 3' -- compare "$work/runs/a" "$work/runs/b" --tolerance 1e-4 --json
 expect "a comparison with an empty file" 2 "is empty" -- compare "$work/runs/a" "$work/runs/c"
 expect "a comparison of a key that is none" 2 "did you mean loss?" -- compare "$work/runs/a" "$work/runs/b" --key lss
+expect "a comparison of runs without recipes" 1 "(of fp32; the recipes are unknown)" "for runs in 16 bits give --tolerance 2e-2" -- \
+  compare "$work/runs/a" "$work/runs/b"
 expect "a comparison of one run" 2 "for example mtrain compare" -- compare "$work/runs/a"
 expect "a report" 0 "written: $work/r.html" -- report "$work/runs/a" "$work/runs/b" "$work/runs/c" -o "$work/r.html"
 python3 - "$work/r.html" <<'PY' >"$work/out" 2>&1 || fail "the page of a report"

@@ -273,6 +273,10 @@ def rank_of_another_host(expected):
     job.await_state("restarting")
     job.await_step(1, killed_at + 0.2)
     again = time.time() - killed_at
+    seen = subprocess.run([MTRAIN, "status", str(WORK / "rank/run"), "--json"], capture_output=True, text=True,
+                          env={**os.environ, "LD_PRELOAD": HOST_NAMES, "MTRAIN_TEST_HOST": "host1"})
+    if seen.returncode != 0 or not {2, 3} <= {pulse["rank"] for pulse in json.loads(seen.stdout)["pulses"]}:
+        job.fail(f"host 1 does not see its ranks: {seen.stdout}{seen.stderr}")
     job.finish()
     job.expect_once([0, 1], r"mtrain-launch: error: (rank 3 .* was killed by signal 9) ")
     for host in (0, 1):

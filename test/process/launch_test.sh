@@ -42,6 +42,12 @@ fi
   fail "a run with a trace"
 grep -q '"pass":"B","stage":0,"micro_batch":3' "$work/trace.json" || fail "a trace without its passes"
 "$mtrain" timeline "$work/trace.json" --columns 160 >"$work/out" && says "a timeline" "passes" && says "a timeline" "F0"
+# Without mtrain-launch, the run itself tells the command of launch.on_event.
+"$mtrain" --recipe "$work/r.yaml" "train.run_dir=$work/told" "launch.on_event=[sh, -c, 'cat >>$work/told.events']" \
+  "debug.fault={at: adamw, step: 2, kill: false}" >"$work/out" 2>&1 && fail "a run that fails"
+[[ $(sed 's/.*"event":"\([a-z]*\)".*/\1/' "$work/told.events" | tr '\n' ' ') == "start failure end " ]] ||
+  fail "events of a run that fails: $(cat "$work/told.events")"
+grep -q '"event":"end".*"exit_code":1' "$work/told.events" || fail "the end of a run that fails: $(cat "$work/told.events")"
 losses() { sed -n 's/.*"loss":\([0-9.e+-]*\).*/\1/p' "$1/metrics.jsonl"; }
 # start <name> <ranks> <setting>...: starts a training in the background, whose process is $pid
 start() {
@@ -528,6 +534,26 @@ kill -KILL "$(rank_pid again 1)"
 ends "restart" 0 60
 says "restart" "restarting all ranks (1 of 2)"
 [[ $(losses "$work/again") == "$(losses "$work/straight")" ]] || fail "the restarted run's losses are others"
+
+# --- a signal during the wait before a restart ends the job, and run.json says so ---
+"$launch" --nproc_per_node=2 --max_restarts=5 --recipe "$work/r.yaml" "train.run_dir=$work/waits" train.steps=100000 \
+  >"$work/out" 2>&1 &
+pid=$!
+await_steps waits 2
+kill -KILL "$(rank_pid waits 1)"
+for ((i = 0; i < 200; i++)); do
+  grep -q '"state": "running"' "$work/waits/run.json" && grep -q '"attempts": 2' "$work/waits/run.json" && break
+  sleep 0.05
+done
+kill -KILL "$(rank_pid waits 1)"
+for ((i = 0; i < 200; i++)); do
+  grep -q "(2 of 5) in 1 s" "$work/out" && break
+  sleep 0.02
+done
+kill -INT "$pid"
+ends "a signal before a restart" 1 20
+says "a signal before a restart" "the ranks are not restarted"
+grep -q '"state": "failed"' "$work/waits/run.json" || fail "after a restart that is not made: $(cat "$work/waits/run.json")"
 
 # --- before a run's first save, a restart begins with checkpoint.load: here the newest checkpoint of another run
 # ---

@@ -155,6 +155,9 @@ def test_steps():
 
     out = train("late", "--trace", "late.json", "--trace-steps", "7:9")
     expect("no trace" in out and "step 7" in out and not list(WORK.glob("late.json*")), f"steps that never come:\n{out}")
+    earlier = (WORK / "one0.json").read_bytes()
+    out = train("late_alone", "--trace", "one0.json", "--trace-steps", "7:9", ranks=1)
+    expect("no trace" in out and (WORK / "one0.json").read_bytes() == earlier, "a start without a trace loses an earlier one")
 
 
 def test_mistakes():

@@ -49,6 +49,8 @@ TEST_CASE("JSON of any depth is refused at the byte where it is too deep") {
                       Contains("nested"));
   }
   CHECK(parse_json(repeat("[", 64) + repeat("]", 64), "x").is_array());
+  CHECK_THROWS_WITH(parse_json(R"({"\u001b]0;x\u0007":1,"\u001b]0;x\u0007":2})", "x.json"),
+                    Contains("the key `?]0;x?` is given twice"));
   CHECK(parse_json("\"" + repeat("[\\\"{", 100) + "\"", "x").is_string());
   CHECK(parse_json("[" + repeat("[[]],", 100) + "1]", "x").size() == 101);
 }

@@ -1,8 +1,10 @@
 // Tests the page in which a rank shows what it does.
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <atomic>
+#include <cerrno>
 #include <csignal>
 #include <cstdlib>
 #include <thread>
@@ -26,6 +28,21 @@ std::string path_of(const Pulse& pulse) {
 }
 
 }  // namespace
+
+TEST_CASE("a rank whose page cannot be shared has a private one, and knows why") {
+  rlimit before{}, none{};
+  REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
+  none = before;
+  none.rlim_cur = 0;
+  REQUIRE(::setrlimit(RLIMIT_NOFILE, &none) == 0);
+  const auto pulse = Pulse::make(3);
+  ::setrlimit(RLIMIT_NOFILE, &before);
+  CHECK(pulse->descriptor() == -1);
+  CHECK(pulse->error() == EMFILE);
+  pulse->at(PulsePhase::step, 12);
+  CHECK(pulse->state().step == 12);
+  CHECK(Pulse::make(3)->error() == 0);
+}
 
 TEST_CASE("another process reads what a rank shows, also after the rank was killed") {
   const auto pulse = Pulse::make(3);

@@ -49,6 +49,34 @@ class Environment {
 
 }  // namespace
 
+TEST_CASE("a text of a file cannot control the terminal") {
+  struct Row {
+    std::string text, shown;
+  };
+  for (const auto& [text, shown] :
+       std::vector<Row>{{"loss", "loss"},
+                        {"\xc3\xa9t\xc3\xa9 \xe4\xb8\xad", "\xc3\xa9t\xc3\xa9 \xe4\xb8\xad"},
+                        {"\x1b[2Jx", "?[2Jx"},
+                        {"\x1b]0;title\x07", "?]0;title?"},
+                        {"a\nb\tc\x7f", "a?b?c?"},
+                        {"\xc2\x9b"
+                         "2J",
+                         "?2J"},  // U+009B: begins a command, too
+                        {"\x9b"
+                         "2J",
+                         "?2J"},
+                        {"\xc3", "?"},
+                        {"\xf0\x9f", "??"},
+                        {std::string("a\0b", 3), "a?b"}}) {
+    CAPTURE(shown);
+    CHECK(printable(text) == shown);
+    CHECK(is_printable(text) == (text == shown));
+  }
+  CHECK(printable(std::string(300, 'x')) == std::string(200, 'x') + "...");
+  CHECK(printable("abc\xc3\xa9", 4) == "abc...");
+  CHECK(printable("abcd", 4) == "abcd");
+}
+
 TEST_CASE("the features of a terminal follow from TERM, CI and NO_COLOR") {
   const Terminal terminal(97);
   const Environment term("TERM", "xterm"), ci("CI", nullptr), no_color("NO_COLOR", nullptr);

@@ -2,6 +2,7 @@
 #include <chrono>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <catch2/catch.hpp>
@@ -61,6 +62,31 @@ TEST_CASE("the command gets each event as a line of JSON, in order") {
   CHECK(events[1]["culprit"] == 1);
   CHECK(events[1]["step"] == 7);
   CHECK(events[2]["exit_code"] == 1);
+}
+
+TEST_CASE("a command that is too slow misses spikes first, then old events, never the end") {
+  const TemporaryFolder folder;
+  const auto file = folder.path / "events";
+  Complaints complaints;
+  {
+    EventCommand command(
+        {"sh", "-c", "while ! test -e \"$0.go\"; do sleep 0.01; done; cat >>\"$0\"", file.string()},
+        complaints.take());
+    command.send({.event = "start"});
+    while (command.pending() > 0) std::this_thread::sleep_for(1ms);  // it runs
+    command.send({.event = "failure"});
+    for (int i = 0; i < 100; ++i) command.send({.event = "spike", .step = i});
+    command.send({.event = "restart"});
+    command.send({.event = "end", .exit_code = 1});
+    CHECK(command.pending() == EventCommand::kMostPending);
+    write_file_atomic(file.string() + ".go", "");
+  }
+  const std::string text = read_file(file.string());
+  for (const char* event : {"start", "failure", "restart", "end"})
+    CHECK_THAT(text, Contains(fmt::format("\"event\":\"{}\"", event)));
+  CHECK_THAT(text, Contains("\"step\":99") && !Contains("\"step\":38}") && Contains("\"step\":39"));
+  REQUIRE(complaints.texts.size() == 1);
+  CHECK_THAT(complaints.texts.front(), Contains("takes too long"));
 }
 
 TEST_CASE("a command that fails, hangs or does not exist is reported once and disturbs nothing") {

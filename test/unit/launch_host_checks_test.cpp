@@ -67,7 +67,23 @@ TEST_CASE("each check has its verdict and a hint") {
     CHECK(c.verdict == row.verdict);
     CHECK(c.hint.empty() == (row.verdict == Verdict::unknown));
     CHECK(faults_of(judge_host(facts, 2)).size() == (row.verdict == Verdict::fault ? 1 : 0));
+    CHECK(warnings_of(judge_host(facts, 2)).size() == (row.verdict == Verdict::warn ? 1 : 0));
   }
+}
+
+TEST_CASE("a core that stays slow is named at more than one start") {
+  double kept = rate_to_keep(10, std::nullopt);
+  CHECK(kept == 10);
+  int named = 0;
+  for (int start = 0; start < 20; ++start) {
+    HostFacts facts = kGood;
+    facts.gflops = 5, facts.last_gflops = kept;
+    named += int(warnings_of(judge_host(facts, 1)).size());
+    kept = rate_to_keep(5, kept);
+  }
+  CHECK(named == 4);  // 5 / 10, / 9, / 8.1 and / 7.29 are below 0.7
+  CHECK(kept == 5);
+  CHECK(rate_to_keep(12, 10) == 12);
 }
 
 TEST_CASE("a clock is compared with that of host 0, and the difference is in seconds") {

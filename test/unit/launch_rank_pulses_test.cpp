@@ -90,6 +90,26 @@ TEST_CASE("a step that was skipped as a spike is reported once") {
   }
 }
 
+TEST_CASE("a rank that is too slow is reported once, and again if it is named again") {
+  RankPulses pulses;
+  CHECK_FALSE(pulses.new_straggler());
+  const int page = ::dup(pulses.add(0));
+  ::setenv(Pulse::kVariable, std::to_string(page).c_str(), 1);
+  const auto pulse = Pulse::of_process(0);
+  ::unsetenv(Pulse::kVariable);
+  CHECK_FALSE(pulses.new_straggler());
+  struct Row {
+    int rank;
+    int64_t step;
+  };
+  for (const auto& [rank, step] :
+       {Row{0, 100}, Row{0, 300}, Row{5, 350}, Row{(1 << 24) - 1, int64_t{1} << 38}}) {
+    pulse->set_straggler(rank, step);
+    CHECK(pulses.new_straggler() == rank);
+    CHECK_FALSE(pulses.new_straggler());
+  }
+}
+
 TEST_CASE("a rank hangs after its limit, but one that waits for files after ten minutes") {
   for (const bool files : {false, true}) {
     CAPTURE(files);

@@ -38,6 +38,28 @@ TEST_CASE("the newest records are found at the end of a long file") {
   CHECK(observe::newest_records(path).step->step == 30000);
 }
 
+TEST_CASE("values of timed steps are those of the last timed step of the same start") {
+  const TemporaryFolder folder;
+  const auto path = folder.path / "metrics.jsonl";
+  std::ofstream(path) << R"({"step":1,"elapsed_s":90,"loss":5,"comm.pp.exposed_ms":9}
+{"step":2,"elapsed_s":1,"loss":4,"step_ms.max":7,"comm.tp.exposed_ms":2}
+{"step":2,"validation_loss":3}
+{"step":3,"elapsed_s":2,"loss":3,"step_ms.max":8}
+{"step":4,"elapsed_s":3,"loss":null}
+)";
+  const auto newest = observe::newest_records(path);
+  REQUIRE(newest.step);
+  const auto& values = newest.step->values;
+  CHECK(newest.step->step == 4);
+  CHECK(values.at("step") == 4);
+  CHECK(std::isnan(values.at("loss")));  // the newest step has it, though it is unknown
+  CHECK(values.at("step_ms.max") == 8);
+  CHECK(values.at("comm.tp.exposed_ms") == 2);
+  CHECK_FALSE(values.contains("comm.pp.exposed_ms"));  // of the start before
+  REQUIRE(newest.evaluation);
+  CHECK(newest.evaluation->step == 2);
+}
+
 TEST_CASE("values that are unknown are left out, and those that are not finite have their words") {
   JobSample job{.restarts = 2};
   PulseState rank;

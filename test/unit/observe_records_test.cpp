@@ -1,4 +1,5 @@
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -241,6 +242,21 @@ TEST_CASE("traces of several ranks become one, on one time axis") {
   CHECK(events_of(all, "X").size() == 6);
 }
 
+TEST_CASE("a long trace shows that it is being written and merged") {
+  const TemporaryFolder folder;
+  ChromeTrace trace(0);
+  for (int i = 0; i < 30000; ++i)
+    trace.record({"matmul_fc1_fwd", device::StreamKind::compute, 10 * i, 10 * i + 5, 0});
+  int64_t wrote = 0;
+  trace.write(folder.path / "0", [&] { ++wrote; });
+  const auto mib = int64_t(std::filesystem::file_size(folder.path / "0") >> 20);
+  REQUIRE(mib >= 2);
+  CHECK(wrote == Approx(mib).margin(1));
+  wrote = 0;
+  merge_traces(folder.path / "all.json", {folder.path / "0"}, [&] { ++wrote; });
+  CHECK(wrote == Approx(2 * mib).margin(2));  // it is read twice
+}
+
 TEST_CASE("a trace is safe to fill from several threads while it is written") {
   const TemporaryFolder folder;
   ChromeTrace trace;
@@ -397,14 +413,43 @@ TEST_CASE("a resumed run drops the steps it makes again, and a torn line") {
     MetricsWriter metrics(path, 0);
     CHECK(steps().empty());
   }
+  SECTION("damaged lines between the records that stay are left alone") {
+    std::ofstream(path) << R"({"step":1,"loss":1}
+damaged
+{"step":2,"loss":1}
+{"note":1}
+damaged, too
+{"step":2,"validation_loss":1}
+{"step":3,"loss":1}
+)";
+    { MetricsWriter metrics(path, 2); }
+    CHECK(read_file(path) == R"({"step":1,"loss":1}
+damaged
+{"step":2,"loss":1}
+{"note":1}
+{"step":2,"validation_loss":1}
+)");
+  }
+  SECTION("a file that loses nothing is not written again") {
+    std::ofstream(path) << R"({"step":1,"loss":1}
+{"step":2,"loss":1}
+{"step":2,"validation_loss":1}
+)";
+    struct stat before {
+    }, after{};
+    REQUIRE(::stat(path.c_str(), &before) == 0);
+    { MetricsWriter metrics(path, 2); }
+    REQUIRE(::stat(path.c_str(), &after) == 0);
+    CHECK(before.st_ino == after.st_ino);
+  }
   SECTION("a whole last line without its newline is torn as well") {
     std::ofstream(path) << "{\"step\":1}\n{\"step\":2}";
     MetricsWriter metrics(path, 9);
     metrics.write(3, {});
     CHECK(steps() == std::vector<int>{1, 3});
   }
-  SECTION("a line that is not JSON goes") {
-    std::ofstream(path) << "{\"step\":1}\nxyz\n\n{\"step\":2}\n";
+  SECTION("lines that are not JSON go from the end") {
+    std::ofstream(path) << "{\"step\":1}\n{\"step\":2}\nxyz\n\n{\"step\":11}\n";
     MetricsWriter metrics(path, 9);
     CHECK(steps() == std::vector<int>{1, 2});
   }

@@ -105,9 +105,25 @@ TEST_CASE("steps that a run repeats replace the earlier ones") {
   REQUIRE(points.steps.size() == 40);
   CHECK(points.values[29] == 1);
   CHECK(points.values[30] == 2);
+  CHECK(curve.count() == 40);
   curve.cut_from(1);
   CHECK(curve.empty());
+  CHECK(curve.count() == 0);
   CHECK(curve.points().empty());
+}
+
+TEST_CASE("values that were cut are not counted, and gaps are not counted twice") {
+  for (const size_t ranges : {1000, 16}) {
+    Envelope curve(ranges);
+    for (int repeat = 0; repeat < 3; ++repeat) {
+      curve.cut_from(11);
+      for (int64_t step = repeat == 0 ? 1 : 11; step <= 100; ++step)
+        curve.add(step, step == 5 || step == 50 ? NAN : 1);
+    }
+    CAPTURE(ranges);
+    CHECK(curve.count() == 100);
+    CHECK(curve.not_finite() == 2);
+  }
 }
 
 TEST_CASE("a page has the values of metrics.jsonl, and NaN as gaps") {
@@ -241,6 +257,52 @@ TEST_CASE("the page of many long curves is below 3 MB") {
   const RunFile run{.name = "a", .path = folder / "a"};
   CHECK(page_of({run}).size() < 3'000'000);
   CHECK(page_of({run, run, run, run, run, run}).size() < 3'000'000);
+}
+
+TEST_CASE("the page of many starts, keys and ranks is below 3 MB, and counts them") {
+  const TemporaryFolder folder;
+  std::ofstream out(folder / "a");
+  for (int64_t step = 1; step <= 20000; ++step)
+    out << fmt::format(
+        "{{\"step\":{0},\"time\":{1},\"elapsed_s\":{2},\"moe.k{3}\":1,\"loss\":2,"
+        "\"compute.busy_ms.max_rank\":{0}}}\n",
+        step, 1000 + step, (step + 1) % 2, step % 1000);
+  out.close();
+  const RunFile run{.name = "a", .path = folder / "a"};
+  const std::string page = page_of({run, run, run, run, run, run});
+  CHECK(page.size() < 3'000'000);
+  const json data = data_of(page)["runs"][0];
+  CHECK(data["starts"].size() == 200);
+  CHECK(data["starts"][0]["step"] == 1);
+  CHECK(data["starts"][199]["step"].get<int64_t>() > 19990);
+  CHECK(data["series"].size() <= 200);
+  CHECK(data["slowest"].size() == 256);
+  CHECK_THAT(data["notes"].dump(), Contains("starts, the first and last 100 shown") &&
+                                       Contains("only 200 curves are drawn"));
+}
+
+TEST_CASE("pictures of many passes leave a page of long curves below 3 MB") {
+  const TemporaryFolder folder;
+  std::ofstream out(folder / "a");
+  for (int64_t step = 1; step <= 20000; ++step) {
+    out << fmt::format("{{\"step\":{}", step);
+    for (int key = 0; key < 10; ++key)
+      out << fmt::format(",\"moe.k{}\":{}", key, std::sin(double(step * (key + 1))));
+    out << "}\n";
+  }
+  out.close();
+  ReportLanes lanes{.title = "passes", .note = "", .ms = 1e5};
+  for (int lane = 0; lane < 64; ++lane) {
+    lanes.lanes.push_back({.name = "lane"});
+    for (int box = 0; box < 312; ++box)
+      lanes.lanes.back().boxes.push_back({.begin_ms = 300 * box + 1e3 / 7,
+                                          .end_ms = 300 * box + 1e3 / 3,
+                                          .kind = "F",
+                                          .text = "7:1234"});
+  }
+  ReportInput input{.settings_note = "", .lanes = {lanes, lanes}};
+  for (int i = 0; i < 6; ++i) input.runs.push_back({.name = "a", .path = folder / "a"});
+  CHECK(report_html(input).size() < 3'000'000);
 }
 
 }  // namespace observe_report_test

@@ -91,6 +91,24 @@ TEST_CASE("a trace is shown as text: who was at work when") {
   CHECK_THROWS_WITH(read_trace(folder / "none"), Contains("cannot open"));
 }
 
+TEST_CASE("the names in a trace cannot control the terminal") {
+  const TemporaryFolder folder;
+  const auto path = folder.path / "t.json";
+  write_file_atomic(path, R"({"traceEvents":[
+    {"ph":"M","pid":0,"tid":1,"name":"thread_name","args":{"name":"\u001b[2Jmine"}},
+    {"ph":"X","pid":0,"tid":1,"ts":0,"dur":10,"name":"\u001b]0;x\u0007",
+     "args":{"pass":"\u001b[","stage":0,"micro_batch":0}},
+    {"ph":"M","pid":0,"tid":2,"name":"thread_name","args":{"name":"steps"}},
+    {"ph":"X","pid":0,"tid":2,"ts":0,"dur":10,"name":"step \u009b2J"}]})");
+  const Trace trace = read_trace(path);
+  const std::string text = timeline_text(trace, {});
+  CHECK_THAT(text, Contains("?[2Jmine") && !Contains("\x1b"));
+  CHECK_THROWS_WITH(timeline_text(trace, {.step = 7}), Contains("the trace has no step 7"));
+  for (const TraceTrack& track : trace)
+    for (const TraceSpan& span : track.spans)
+      CHECK_THAT(span.name + span.pass, !Contains("\x1b") && !Contains("\xc2\x9b"));
+}
+
 TEST_CASE("pictures show a step of a trace, its passes, and the steps of each rank") {
   const TemporaryFolder folder;
   const auto path = folder / "trace.json";

@@ -31,6 +31,25 @@ TEST_CASE("every default is accepted as a value and lies in its range") {
   }
 }
 
+TEST_CASE("a value with control characters is shown escaped, and read back unchanged") {
+  struct Row {
+    std::string value, shown;
+  };
+  for (const auto& [value, shown] :
+       std::vector<Row>{{"\x1b[2Jx", R"("\x1b[2Jx")"},
+                        {"\xc2\x9b"
+                         "2J\x7f",
+                         R"("\x9b2J\x7f")"},
+                        {"a\tb\nc", R"("a\tb\nc")"},
+                        {"\xc3\xa9t\xc3\xa9", "'\xc3\xa9t\xc3\xa9'"}}) {
+    CHECK(show_value(value) == shown);
+    Diagnostics diagnostics;
+    Node node;
+    REQUIRE(parse_yaml(shown, "value", diagnostics, node));
+    CHECK(node.text == value);
+  }
+}
+
 TEST_CASE("the JSON Schema is well formed and knows every spelling") {
   const std::string json = schema_json();
   // JSON is YAML, so our own parser can compare it with the schema.

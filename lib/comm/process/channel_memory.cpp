@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/memory_file.h"
 #include "store/store_protocol.h"
 
 namespace mtrain::comm {
@@ -74,7 +75,7 @@ ChannelMemory::~ChannelMemory() {
 std::string ChannelMemory::place() const { return fmt::format("{} {}", getpid(), fd_); }
 
 std::shared_ptr<ChannelMemory> ChannelMemory::make(size_t bytes) {
-  Descriptor d{memfd_create("mtrain channel", MFD_CLOEXEC | MFD_ALLOW_SEALING)};
+  Descriptor d{memory_file("mtrain channel")};
   if (d.fd < 0 || ftruncate(d.fd, off_t(bytes)) < 0 || fcntl(d.fd, F_ADD_SEALS, kSeals) < 0)
     fail("memfd");
   return std::shared_ptr<ChannelMemory>(new ChannelMemory(std::exchange(d.fd, -1), bytes));

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/hub_cache.h"
+#include "base/terminal.h"
 #include "interchange/config/file.h"
 #include "interchange/config/harmless_keys.h"
 #include "interchange/config/keys.h"
@@ -261,10 +262,10 @@ class ConfigReader {
   }
 
   void refuse_unknown(std::vector<std::string> keys) {
-    constexpr size_t kShown = 20;
+    constexpr size_t kShown = 20, kLongestKey = 60;
     const size_t more = keys.size() - std::min(keys.size(), kShown);
     keys.resize(keys.size() - more);
-    for (std::string& key : keys) key = printable(key);
+    for (std::string& key : keys) key = printable(key, kLongestKey);
     file_.refuse(
         fmt::format("{}: the key{} {}{} {} not understood, and may change what the model computes",
                     file_.path(), keys.size() == 1 ? "" : "s", fmt::join(keys, ", "),
@@ -275,15 +276,6 @@ class ConfigReader {
                     "--ignore-keys {3}",
                     keys.size() == 1 ? "it" : "them", fmt::join(keys, ", "), from_.node.text,
                     fmt::join(keys, ",")));
-  }
-
-  // Makes a key printable in a message: shortens it, and replaces control characters.
-  static std::string printable(const std::string& key) {
-    constexpr size_t kLongest = 60;
-    std::string text = key.substr(0, kLongest);
-    for (char& c : text)
-      if (static_cast<unsigned char>(c) < ' ') c = '?';
-    return key.size() > kLongest ? text + "..." : text;
   }
 
   const RawSetting& from_;

@@ -8,6 +8,7 @@
 #include <fmt/core.h>
 
 #include "base/strings.h"
+#include "base/terminal.h"
 #include "recipe/schema/comm.h"
 
 namespace mtrain::recipe {
@@ -286,16 +287,22 @@ std::string show_value(double value) {
 
 namespace {
 
-// Returns a text of several lines in one.
-std::string show_lines(const std::string& value) {
+// Returns a text of several lines, or with control characters, as one line that any terminal shows.
+std::string show_escaped(const std::string& value) {
   std::string s = "\"";
-  for (const char c : value) {
-    if (c == '\n')
+  for (size_t i = 0; i < value.size(); ++i) {
+    const char c = value[i];
+    const auto u = static_cast<unsigned char>(c);
+    if (u == 0xc2 && i + 1 < value.size() && !is_printable(value.substr(i, 2)))
+      s += fmt::format("\\x{:02x}", static_cast<unsigned char>(value[++i]));  // U+0080 to U+009F
+    else if (c == '\n')
       s += "\\n";
     else if (c == '\t')
       s += "\\t";
     else if (c == '\r')
       s += "\\r";
+    else if (u < ' ' || u == 0x7f)
+      s += fmt::format("\\x{:02x}", u);
     else if (c == '"' || c == '\\')
       s += std::string("\\") + c;
     else
@@ -307,7 +314,7 @@ std::string show_lines(const std::string& value) {
 }  // namespace
 
 std::string show_value(const std::string& value) {
-  if (value.find('\n') != std::string::npos) return show_lines(value);
+  if (!is_printable(value)) return show_escaped(value);
   Node plain;
   plain.kind = Node::Kind::scalar, plain.text = value;
   const std::string word = to_lower(value);
