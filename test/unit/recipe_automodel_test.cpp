@@ -45,20 +45,24 @@ TEST_CASE("AutoModel's defaults hold where its recipes leave something out, and 
   CHECK(of_automodel.train.seed == 42);
   CHECK(of_automodel.optimizer.clip_grad == 1);
   CHECK(of_automodel.checkpoint.every_steps == 100);
+  CHECK(of_automodel.validation.steps == 0);  // all held-out rows
   CHECK_FALSE(of_automodel.given("train.epochs"));
   CHECK_THAT(diagnostics.text(Severity::resolved),
              Contains("as AutoModel has it, ") && Contains("train.epochs: 10") &&
-                 Contains("lr_scheduler.style: constant") && !Contains("clip_grad"));
+                 Contains("validation.steps: 0") && Contains("lr_scheduler.style: constant") &&
+                 !Contains("clip_grad"));
   CHECK(own.lr_scheduler.style == LrStyle::cosine);
   CHECK_FALSE(own.train.epochs);
+  CHECK(own.validation.steps == 10);
 
   // What a recipe or the command line sets stays.
   const Recipe set = loaded(kTrainer +
                                 "step_scheduler: {max_steps: 7, num_epochs: 2, "
                                 "ckpt_every_steps: 3}\nseed: 5\n",
-                            {"optimizer.clip_grad=0"});
+                            {"optimizer.clip_grad=0", "validation.steps=4"});
   CHECK((set.train.steps == 7 && set.train.epochs == 2.0));
   CHECK((set.checkpoint.every_steps == 3 && set.train.seed == 5 && set.optimizer.clip_grad == 0));
+  CHECK(set.validation.steps == 4);
   CHECK_FALSE(
       loaded(kTrainer + "step_scheduler: {num_epochs: 2}\n", {"train.steps=9"}).train.epochs);
   CHECK_FALSE(loaded(kTrainer + "step_scheduler: {max_steps: 7, num_epochs: null}\n").train.epochs);

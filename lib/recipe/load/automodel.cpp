@@ -19,6 +19,7 @@ const std::vector<FieldText> kDefaults{{"train.global_batch_size", "32"},
                                        {"train.epochs", "10"},
                                        {"train.seed", "42"},
                                        {"checkpoint.every_steps", "100"},
+                                       {"validation.steps", "0"},
                                        {"optimizer.clip_grad", "1"}};
 // Without the section the rate is that of the optimizer, in every step.
 const std::vector<FieldText> kWithoutScheduler{{"lr_scheduler.style", "constant"},
