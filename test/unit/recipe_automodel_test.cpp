@@ -119,6 +119,32 @@ TEST_CASE("AutoModel's scheduler derives its warm-up and its rates") {
   CHECK(again.train.seed == 42);
 }
 
+TEST_CASE("each epoch of AutoModel's recipes ends with a step, whose samples need not fill it") {
+  struct Row {
+    const char* set;
+    int64_t samples, steps;
+  };
+  for (const Row& row : {Row{"", 100, 20}, Row{"train.epochs=3", 128, 6}, Row{"", 5, 10},
+                         Row{"train.epochs=0.5", 100, 1}, Row{"train.steps=7", 100, 7}}) {
+    std::vector<std::string> set{"train.global_batch_size=64"};
+    if (*row.set) set.emplace_back(row.set);
+    Recipe direct = loaded(kTrainer, set);
+    INFO(row.set << ", " << row.samples << " samples");
+    Diagnostics diagnostics;
+    Recipe printed = plan::load_recipe_text(interchange::model_source(), print_recipe(direct),
+                                            "printed", {}, diagnostics, 1);
+    for (Recipe* r : {&direct, &printed}) {
+      if (!r->steps_known()) plan::resolve_epochs(*r, row.samples, diagnostics);
+      CHECK(r->train.steps == row.steps);
+    }
+    CHECK_FALSE(diagnostics.has_errors());
+  }
+  Recipe own = loaded("", {"train.global_batch_size=64", "train.epochs=10"});
+  Diagnostics diagnostics;
+  plan::resolve_epochs(own, 100, diagnostics);
+  CHECK(own.train.steps == 16);
+}
+
 TEST_CASE("NCCL, which all of AutoModel's recipes name, means the backend of the device") {
   Diagnostics diagnostics;
   const Recipe r = loaded(kTrainer + "dist_env: {backend: nccl}\n", diagnostics);
