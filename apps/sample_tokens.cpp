@@ -46,6 +46,7 @@ data::SampleSource source_of(const Recipe& r, const recipe::SamplesConfig& s, co
           .answers_only = s.answers_only,
           .last_answer = s.last_answer_only,
           .headers = s.headers,
+          .plain_messages = s.plain_messages,
           .end_of_text = s.end_of_text.value_or(!messages && !s.chat_template),
           .tokenizer = r.tokenizer.path ? hub_model_folder(*r.tokenizer.path).string() : "byte",
           .name = name};

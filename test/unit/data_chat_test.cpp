@@ -74,6 +74,32 @@ TEST_CASE("the assistant's text is found by prefixes, and by blocks of generatio
                kTwoTurns) == "<u>hi[<a>yo]<u>b[<a>c]");
 }
 
+TEST_CASE("plain messages reach the template as texts, as AutoModel's ChatDataset writes them") {
+  const char* const source =
+      "{{ tools | tojson if tools }}{% for m in messages %}{{ m.content + ';' }}"
+      "{% for c in m.tool_calls %}{{ c.id }} {{ c.type }} {{ c.function.arguments }};{% endfor %}"
+      "{{ '<' + m.reasoning_content + '>' if m.reasoning_content is defined }}{% endfor %}";
+  const auto written = [&](const std::string& messages, const std::string& more = "") {
+    const auto row = parse_ordered_json("{\"messages\": [" + messages + "]" + more + "}", "row");
+    return ChatTemplate(source, "T").render(read_conversation(row, "messages", true), false);
+  };
+  CHECK(written(R"({"role": "user", "content": [{"type": "text", "text": "a"}, {"text": "b"}]})") ==
+        "a b;");
+  CHECK(written(R"({"role": "user", "content": null}, {"role": "tool"},
+                   {"from": "gpt", "value": "x"})") == ";;x;");
+  CHECK(written(R"({"role": "assistant", "content": "", "reasoning_content": null, "tool_calls": [
+                   {"function": {"name": "f", "arguments": {"x": [1, "\u00e9"]}}},
+                   {"id": "c", "function": {"name": "g", "arguments": "{}"}}]})") ==
+        ";call_0 function {\"x\": [1, \"\\u00e9\"]};c function {};<>");
+  CHECK(written(R"({"role": "user", "content": "a"})", R"(, "tools": "[{\"name\": \"f\"}]")") ==
+        "[{\"name\": \"f\"}]a;");
+  CHECK(written(R"({"role": "user", "content": "a"})", R"(, "tools": "[]")") == "a;");
+  CHECK_THROWS_WITH(written(R"({"role": "user", "content": [{"type": "image"}]})"),
+                    Contains("mtrain reads texts alone"));
+  CHECK_THROWS_WITH(written(R"({"role": "user", "content": "a"})", R"(, "tools": "[")"),
+                    Contains("\"tools\": not JSON"));
+}
+
 TEST_CASE("a template that changes earlier turns is refused without blocks of generation") {
   const ChatTemplate last_only(
       "{% for m in messages %}{{ m.content if loop.last or m.role == 'user' }};{% endfor %}", "T");

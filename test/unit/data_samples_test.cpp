@@ -183,6 +183,23 @@ TEST_CASE("conversations of ShareGPT and lists of JSON are rows, and history can
   CHECK(error_of(source, folder / "cache").find("chats.json") != std::string::npos);
 }
 
+TEST_CASE("parts of a content are joined where messages are plain, and the cache keeps both") {
+  const TemporaryFolder folder;
+  std::ofstream(folder / "a.jsonl")
+      << R"({"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}, )"
+      << R"({"role": "assistant", "content": "yo"}]})";
+  SampleSource source{.format = SampleSource::Format::messages,
+                      .files = {(folder / "a.jsonl").string()},
+                      .column = "messages",
+                      .chat_template = "{% for m in messages %}{{ m.content | trim }};{% endfor %}",
+                      .tokenizer = "byte",
+                      .name = "dataset.train"};
+  const auto as_given = tokenize_samples(source, folder / "cache").prefix;
+  CHECK(shown(as_given, 0) == "[{'type': 'text', 'text': 'hi'}];[yo;]");
+  source.plain_messages = true;
+  CHECK(shown(tokenize_samples(source, folder / "cache").prefix, 0) == "hi;[yo;]");
+}
+
 TEST_CASE("token files of NanoGPT become documents, and other files are refused") {
   const TemporaryFolder folder;
   const auto write = [&](const std::string& name, std::vector<int32_t> header,

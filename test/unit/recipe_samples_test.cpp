@@ -99,6 +99,7 @@ TEST_CASE("AutoModel's other classes of data") {
       "  chat_template: chat.jinja\n"));
   CHECK(chat.dataset.train_samples.format == SampleFormat::messages);
   CHECK(chat.dataset.train_samples.cut);
+  CHECK(chat.dataset.train_samples.plain_messages);
   CHECK(chat.dataset.train_samples.shuffle_seed == 42);
   CHECK(chat.dataset.train_samples.chat_template == "chat.jinja");
   CHECK(chat.dataset.seq_length == 2048);

@@ -20,9 +20,12 @@ struct Conversation {
 };
 
 // Reads `row[field]`, a list of {"role": ..., "content": ...} or, in ShareGPT's form, of {"from":
-// ..., "value": ...}, and `row.tools` if it is there.
+// ..., "value": ...}, and `row.tools` if it is there: a list, or the JSON text of one.
+// `plain`: templates get texts, as AutoModel's ChatDataset writes them. Parts of a content are
+// joined by spaces, null is an empty text, and arguments of a tool's call are JSON text.
 // Throws UserError for anything that no template could use: the message names its number.
-Conversation read_conversation(const nlohmann::ordered_json& row, const std::string& field);
+Conversation read_conversation(const nlohmann::ordered_json& row, const std::string& field,
+                               bool plain = false);
 
 // Adds a message of plain text.
 void add_message(Conversation& conversation, const std::string& role, const std::string& content);

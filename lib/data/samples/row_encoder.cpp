@@ -90,8 +90,10 @@ bool RowEncoder::encode(std::string_view line, LineFault& fault, std::vector<int
   try {
     if (source_.format == Format::messages) {
       // Data of ShareGPT call their messages conversations.
-      auto chat = chat_of_line(line, source_.column, *chat_, fault, source_.headers,
-                               source_.column == "messages" ? "conversations" : "");
+      auto chat = chat_of_line(line, source_.column, *chat_, fault,
+                               {.headers = source_.headers,
+                                .plain = source_.plain_messages,
+                                .otherwise = source_.column == "messages" ? "conversations" : ""});
       if (!chat) return false;
       if (source_.last_answer) chat->spans.erase(chat->spans.begin(), chat->spans.end() - 1);
       encode_chat(*chat, tokenizer_, tokens, labels);

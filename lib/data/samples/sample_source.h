@@ -27,13 +27,14 @@ struct SampleSource {
   // The chat template's file, folder or text; "tokenizer": that of the tokenizer; "auto": the same
   // if it has one. Empty: none, except that messages always need one.
   std::string chat_template;
-  bool together = false;     // prompt and completion are encoded as one text
-  bool answers_only = true;  // false: every token counts as a label
-  bool last_answer = false;  // of a conversation, only the last answer is a label
-  bool headers = false;      // the beginning of an answer, which a template writes, is a label
-  bool end_of_text = false;  // a row ends with the tokenizer's end of text, a label
-  std::string tokenizer;     // load_tokenizer()'s argument
-  std::string name;          // the setting, in messages
+  bool together = false;        // prompt and completion are encoded as one text
+  bool answers_only = true;     // false: every token counts as a label
+  bool last_answer = false;     // of a conversation, only the last answer is a label
+  bool headers = false;         // the beginning of an answer, which a template writes, is a label
+  bool plain_messages = false;  // read_conversation()'s
+  bool end_of_text = false;     // a row ends with the tokenizer's end of text, a label
+  std::string tokenizer;        // load_tokenizer()'s argument
+  std::string name;             // the setting, in messages
 };
 
 // Returns the files that have the source's rows. Throws UserError if there are none, or if they are

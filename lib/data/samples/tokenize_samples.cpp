@@ -41,6 +41,7 @@ std::string key_of(const SampleSource& s, const std::vector<fs::path>& files) {
                   s.headers, s.end_of_text, bound(s.split.begin), bound(s.split.end),
                   s.limit.value_or(-1), s.shuffle_seed.value_or(-1)));
   if (s.last_answer) add("last_answer");
+  if (s.plain_messages) add("plain_messages");
   for (const std::string& text : {s.column, s.prompt, s.completion, s.chat_template}) add(text);
   std::error_code error;
   if (fs::is_regular_file(s.chat_template, error)) add(hash_of(s.chat_template));
