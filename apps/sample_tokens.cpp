@@ -89,7 +89,10 @@ void fit_rows(Recipe& r, Diagnostics& diagnostics) {
   };
   look(r.dataset.train_samples, r.train_tokens);
   look(r.dataset.validation_samples, r.validation_tokens);
-  if (longest <= (r.given("dataset.seq_length") ? r.dataset.seq_length : 0)) return;
+  const auto cuts = [](const recipe::SamplesConfig& s) { return has_files(s) && s.cut; };
+  const bool keeps = r.given("dataset.seq_length") || cuts(r.dataset.train_samples) ||
+                     cuts(r.dataset.validation_samples);
+  if (longest <= (keeps ? r.dataset.seq_length : 0)) return;
   const char *positions = "model.max_position_embeddings", *length = "dataset.seq_length";
   auto& most = r.model.max_position_embeddings;
   if (most && !r.model.from && !r.spellings.contains(positions)) most = std::max(*most, longest);
