@@ -14,6 +14,7 @@
 #include "data/parquet/parquet_rows.h"
 #include "data/samples/column_text.h"
 #include "data/samples/sample_source.h"
+#include "test/support/environment.h"
 #include "test/support/temporary_folder.h"
 
 namespace data_samples_test {
@@ -317,6 +318,34 @@ TEST_CASE("files are those of the split and of the subset") {
   CHECK(error_of(source, folder / "cache").find("no rows of the split `dev`") != std::string::npos);
   source.files = {"no_such_file.jsonl"};
   CHECK(error_of(source, folder / "cache").find("no_such_file.jsonl") != std::string::npos);
+}
+
+TEST_CASE("a data set of which some files were not downloaded is refused with the command") {
+  const TemporaryFolder folder;
+  const std::string commit = "0123456789abcdef0123456789abcdef01234567";
+  const fs::path repository = folder / "datasets--org--set",
+                 data = repository / "snapshots" / commit / "data";
+  const Environment cache{"HF_HUB_CACHE", folder.path.c_str()};
+  fs::create_directories(repository / "refs"), fs::create_directories(data);
+  write_file_atomic(repository / "refs/main", commit);
+  const auto add = [&](const char* name) { write_rows(data / name, 2); };
+  add("train-00000-of-00003-abc.jsonl"), add("train-00002-of-00003-ef.jsonl");
+  add("test-00000-of-00001.jsonl");
+  SampleSource source = pairs_of("org/set");
+  const std::string error = error_of(source, folder / "cache");
+  CHECK_THAT(error, Catch::Matchers::Contains("only 2 of the 3 files") &&
+                        Catch::Matchers::Contains("data/train-*-of-00003.jsonl are there") &&
+                        Catch::Matchers::Contains("`hf download org/set --repo-type dataset`"));
+  source.split = *parse_split("test");
+  CHECK(files_of(source).size() == 1);
+  source.split = *parse_split("train");
+  source.files = {(data / "train-00000-of-00003-abc.jsonl").string()};  // a part, on purpose
+  CHECK(files_of(source).size() == 1);
+  source.files = {data.string()};
+  CHECK_THAT(error_of(source, folder / "cache"), Catch::Matchers::Contains("/ to use a part"));
+  add("train-00001-of-00003-0.jsonl");
+  source.files = {"org/set"};
+  CHECK(files_of(source).size() == 3);
 }
 
 TEST_CASE("random tokens are below the vocabulary, and the last has no label") {

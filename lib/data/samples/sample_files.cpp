@@ -1,6 +1,12 @@
 // Finds the files of a data set: given ones, those of a folder, or those in the Hub's cache.
 #include <algorithm>
 #include <cctype>
+#include <map>
+#include <optional>
+#include <regex>
+#include <set>
+
+#include <fmt/core.h>
 
 #include "base/error.h"
 #include "base/hub_cache.h"
@@ -44,6 +50,44 @@ bool in_folder(const fs::path& path, const std::string& name) {
           "\"import pandas; "
           "pandas.read_parquet('{1}').to_json('{0}', orient='records', lines=True)\"",
           lines, file.string()));
+}
+
+// The place of a file among others that hold a part of the rows each: NAME-00001-of-00006.parquet.
+struct Shard {
+  fs::path all;  // the file's path, with * for its number
+  int64_t number = 0, count = 0;
+};
+
+std::optional<Shard> shard_of(const fs::path& file) {
+  static const std::regex pattern("(.*)-([0-9]{5})-of-([0-9]{5})([-.].*)");
+  std::smatch parts;
+  const std::string name = file.filename().string();
+  if (!std::regex_match(name, parts, pattern)) return std::nullopt;
+  // A hash may follow, which differs between the files.
+  const std::string all =
+      fmt::format("{}-*-of-{}{}", parts[1].str(), parts[3].str(), file.extension().string());
+  return Shard{file.parent_path() / all, std::stoll(parts[2]), std::stoll(parts[3])};
+}
+
+// Files are named when they are complete, so those that an interrupted download lacks are absent.
+void require_all_shards(const SampleSource& source, const std::string& given,
+                        const std::vector<fs::path>& files) {
+  std::map<fs::path, std::pair<int64_t, std::set<int64_t>>> present;
+  for (const fs::path& file : files)
+    if (const auto shard = shard_of(file)) {
+      auto& [count, numbers] = present[shard->all];
+      count = shard->count;
+      numbers.insert(shard->number);
+    }
+  for (const auto& [all, found] : present) {
+    const auto& [count, numbers] = found;
+    if (int64_t(numbers.size()) >= count) continue;
+    const std::string hint = hub_dataset_hint(given);
+    throw UserError(fmt::format("{}: only {} of the {} files {} are there", source.name,
+                                numbers.size(), count, all.string()),
+                    (hint.empty() ? "" : hint + "; ") +
+                        "to use a part of the rows, name the files instead of the folder");
+  }
 }
 
 // Returns the files of a folder that belong to the split; without a name all, except those of
@@ -100,6 +144,7 @@ std::vector<fs::path> files_of(const SampleSource& source) {
       continue;
     }
     const std::vector<fs::path> inside = files_in(source, path);
+    require_all_shards(source, name, inside);
     files.insert(files.end(), inside.begin(), inside.end());
   }
   return files;
