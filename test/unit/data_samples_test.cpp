@@ -201,6 +201,28 @@ TEST_CASE("parts of a content are joined where messages are plain, and the cache
   CHECK(shown(tokenize_samples(source, folder / "cache").prefix, 0) == "hi;[yo;]");
 }
 
+TEST_CASE("a changed template makes new tokens, and a template's date is that of no day") {
+  const TemporaryFolder folder;
+  write_rows(folder / "a.jsonl", 2);
+  fs::create_directories(folder / "template");
+  SampleSource source = pairs_of(folder / "a.jsonl");
+  source.chat_template = (folder / "template").string();
+  const auto with = [&](const std::string& begin) {
+    write_file_atomic(folder / "template/chat_template.jinja",
+                      begin + "{% for m in messages %}{{ m.content }};{% endfor %}");
+    return tokenize_samples(source, folder / "cache");
+  };
+  const auto first = with("<");
+  CHECK(shown(first.prefix, 1) == "<q1 ;[a1;]");
+  const auto second = with("{{ strftime_now('%a %d %b %Y ') }}");
+  CHECK(second.prefix != first.prefix);
+  CHECK(shown(second.prefix, 1) == "Fri 26 Jul 2024 q1 ;[a1;]");
+  CHECK_FALSE(with("<").built);
+  // The same template under another name has the same tokens.
+  source.chat_template = read_file(folder / "template/chat_template.jinja");
+  CHECK(tokenize_samples(source, folder / "cache").prefix == first.prefix);
+}
+
 TEST_CASE("token files of NanoGPT become documents, and other files are refused") {
   const TemporaryFolder folder;
   const auto write = [&](const std::string& name, std::vector<int32_t> header,

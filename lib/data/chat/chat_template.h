@@ -50,20 +50,24 @@ class ChatTemplate {
   // `generation`. Without such blocks, an answer is what the text has more than the text of the
   // messages before it, and the end of a turn belongs to it. The text of the first messages must
   // then be a prefix of the text of all. `headers`: the text that asks for an answer belongs to it.
+  // Templates that write the date get 26 Jul 2024, which published ones write if they cannot ask
+  // for it: the same rows make the same text on every day and host.
   ChatText training_text(const Conversation& conversation, bool headers = false) const;
 
   // Returns the text that ends an answer, such as "<|im_end|>"; empty if there is none.
   std::string end_of_turn() const;
 
   const std::string& name() const { return template_.name(); }
+  const std::string& source() const { return source_; }
 
  private:
-  jinja::Rendered render_first(const Conversation& conversation, size_t count, bool ask,
-                               bool track) const;
+  jinja::Rendered render_first(const Conversation& conversation, size_t count, bool ask, bool track,
+                               std::optional<std::tm> now = {}) const;
   std::vector<std::pair<size_t, size_t>> spans_by_prefixes(const Conversation& conversation,
                                                            const std::string& text,
                                                            bool headers) const;
 
+  std::string source_;
   jinja::Template template_;
   jinja::Variables special_tokens_;
 };

@@ -11,12 +11,9 @@
 #include "data/dataset/permutation.h"
 
 namespace mtrain::data {
-namespace {
 
 namespace fs = std::filesystem;
 
-// Returns the template that the source names; null if it has none. `auto` on a tokenizer without a
-// template means none.
 std::shared_ptr<const ChatTemplate> chat_template_of(const SampleSource& source) {
   using Format = SampleSource::Format;
   const bool chat = source.format == Format::messages;
@@ -34,11 +31,9 @@ std::shared_ptr<const ChatTemplate> chat_template_of(const SampleSource& source)
   }
 }
 
-}  // namespace
-
 RowEncoder::RowEncoder(const SampleSource& source, const std::vector<fs::path>& files,
-                       const Tokenizer& tokenizer)
-    : source_(source), tokenizer_(tokenizer), chat_(chat_template_of(source)) {
+                       const Tokenizer& tokenizer, std::shared_ptr<const ChatTemplate> chat)
+    : source_(source), tokenizer_(tokenizer), chat_(std::move(chat)) {
   if (source.format == SampleSource::Format::prompt_completion) {
     prompt_.emplace(source.prompt, source.name + ".prompt");
     completion_.emplace(source.completion, source.name + ".completion");

@@ -22,15 +22,20 @@ namespace {
 namespace fs = std::filesystem;
 
 // Changes whenever the same source gives other tokens.
-constexpr const char* kVersion = "samples 1";
+constexpr const char* kVersion = "samples 2";
 
 std::string hash_of(const fs::path& file) {
-  return hash_file(file, [] { return true; });
+  std::string hash = hash_file(file, [] { return true; });
+  if (hash.empty())
+    throw RunError(fmt::format("{} changed while it was read", file.string()),
+                   "start again once the file is complete");
+  return hash;
 }
 
 // Returns a hash of all that decides the tokens: settings, and the content of data, tokenizer and
 // template.
-std::string key_of(const SampleSource& s, const std::vector<fs::path>& files) {
+std::string key_of(const SampleSource& s, const std::vector<fs::path>& files,
+                   const ChatTemplate* chat) {
   ContentHash key;
   const auto add = [&](const std::string& text) { key.add(text).add(std::string_view("\0", 1)); };
   const auto bound = [](const std::optional<Split::Bound>& b) {
@@ -42,14 +47,14 @@ std::string key_of(const SampleSource& s, const std::vector<fs::path>& files) {
                   s.limit.value_or(-1), s.shuffle_seed.value_or(-1)));
   if (s.last_answer) add("last_answer");
   if (s.plain_messages) add("plain_messages");
-  for (const std::string& text : {s.column, s.prompt, s.completion, s.chat_template}) add(text);
-  std::error_code error;
-  if (fs::is_regular_file(s.chat_template, error)) add(hash_of(s.chat_template));
+  for (const std::string& text : {s.column, s.prompt, s.completion}) add(text);
+  add(chat ? "a template: " + chat->source() : "no template");
   for (const fs::path& file : files) add(hash_of(file));
+  std::error_code error;
   const fs::path at = s.tokenizer;
   const fs::path folder = fs::is_directory(at, error) ? at : at.parent_path();
   for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-                           "chat_template.jinja", "generation_config.json"})
+                           "generation_config.json"})
     if (s.tokenizer != "byte" && fs::is_regular_file(folder / name, error))
       add(fmt::format("{} {}", name, hash_of(folder / name)));
   if (fs::is_regular_file(at, error)) add(hash_of(at));
@@ -143,7 +148,8 @@ TokenizedSamples tokenize_samples(const SampleSource& source, const fs::path& ca
   if (error)
     throw RunError(fmt::format("cannot make the folder {}: {}", cache.string(), error.message()),
                    "set dataset.cache_dir to a folder that can be written");
-  const fs::path prefix = cache / key_of(source, files);
+  const auto chat = chat_template_of(source);
+  const fs::path prefix = cache / key_of(source, files, chat.get());
   if (complete(prefix)) return {prefix};
   const WaitingLock lock(fs::path(prefix).concat(".lock"));
   if (complete(prefix)) return {prefix};
@@ -163,7 +169,7 @@ TokenizedSamples tokenize_samples(const SampleSource& source, const fs::path& ca
   try {
     const ReadableFiles readable(files, fs::path(prefix).concat(".rows"));
     build.inputs = readable.files();
-    build.lines = std::make_shared<RowEncoder>(source, readable.files(), *tokenizer);
+    build.lines = std::make_shared<RowEncoder>(source, readable.files(), *tokenizer, chat);
     build_dataset(build, *tokenizer, progress);
   } catch (const UserError& e) {
     // A run has no option that leaves lines out.
