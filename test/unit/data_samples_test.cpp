@@ -296,6 +296,29 @@ TEST_CASE("a broken row is named by file and line, and leaves nothing in the cac
   CHECK(columns.find("b.jsonl:1: the row has no column \"answer\", but q, a") != std::string::npos);
 }
 
+TEST_CASE("an error in a row names the user's file, and settings of recipes") {
+  const TemporaryFolder folder;
+  const std::string chat = R"({"dialog": [{"role": "assistant", "content": "x"}]})";
+  SampleSource source{.format = SampleSource::Format::messages,
+                      .files = {(folder / "a.json").string()},
+                      .column = "messages",
+                      .chat_template = "{{ messages[0].content }}",
+                      .tokenizer = "byte",
+                      .name = "dataset.train"};
+  write_file_atomic(folder / "a.json", "[" + chat + ", " + chat + "]");
+  CHECK(error_of(source, folder / "cache") ==
+        "dataset.train: " + (folder / "a.json, row 1: ").string() +
+            "the line lacks the field \"messages\" / write dataset.train.column: dialog");
+  source.column = "dialog";
+  write_file_atomic(folder / "a.json", "[" + chat + ", 5]");
+  CHECK_THAT(error_of(source, folder / "cache"), Catch::Matchers::Contains("a.json, row 2: not a"));
+  if (!reads_parquet()) return;
+  fs::copy_file(fs::path(MTRAIN_SOURCE_DIR) / "test/golden/rows/squad.parquet",
+                folder / "rows.parquet");
+  CHECK_THAT(error_of(pairs_of(folder / "rows.parquet"), folder / "cache"),
+             Catch::Matchers::Contains((folder / "rows.parquet, row 1: ").string()));
+}
+
 TEST_CASE("Parquet has the rows of its JSON lines, or is refused with its conversion") {
   const fs::path golden = fs::path(MTRAIN_SOURCE_DIR) / "test/golden/rows";
   const TemporaryFolder folder;

@@ -4,6 +4,9 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <map>
+#include <optional>
+#include <utility>
 
 #include "base/content_hash.h"
 #include "base/error.h"
@@ -115,7 +118,7 @@ class ReadableFiles {
         json_list_to_lines(files_[i], lines);
       else
         parquet_to_json_lines(files_[i], lines);
-      files_[i] = lines;
+      given_[lines.string()] = std::exchange(files_[i], lines).string();
     }
   }
   ~ReadableFiles() {
@@ -127,10 +130,31 @@ class ReadableFiles {
 
   const std::vector<fs::path>& files() const { return files_; }
 
+  // Replaces the name of a file in the folder by that of the user's file: LINES.jsonl:7 becomes
+  // FILE.parquet, row 7.
+  std::string with_given_names(std::string message) const {
+    for (const auto& [lines, given] : given_) {
+      const size_t at = message.find(lines);
+      if (at == std::string::npos) continue;
+      const bool row = message.compare(at + lines.size(), 1, ":") == 0;
+      message.replace(at, lines.size() + size_t(row), given + (row ? ", row " : ""));
+    }
+    return message;
+  }
+
  private:
   std::vector<fs::path> files_;
+  std::map<std::string, std::string> given_;  // the user's file of each file in the folder
   fs::path folder_;
 };
+
+// A recipe has other words than the options of `mtrain data build`, and none that leaves lines out.
+std::string hint_for_recipe(const std::string& hint, const SampleSource& source) {
+  const std::string_view column = "give --messages-field ";
+  if (hint.starts_with(column))
+    return fmt::format("write {}.column: {}", source.name, hint.substr(column.size()));
+  return hint.find("--skip-bad-lines") == std::string::npos ? hint : "fix the line, or remove it";
+}
 
 // The index is written last.
 bool complete(const fs::path& prefix) {
@@ -166,17 +190,18 @@ TokenizedSamples tokenize_samples(const SampleSource& source, const fs::path& ca
                      .format = InputFormat::jsonl,
                      .bos = BeginOfText::none,
                      .append_eod = false};
+  std::optional<ReadableFiles> readable;
   try {
-    const ReadableFiles readable(files, fs::path(prefix).concat(".rows"));
-    build.inputs = readable.files();
-    build.lines = std::make_shared<RowEncoder>(source, readable.files(), *tokenizer, chat);
+    readable.emplace(files, fs::path(prefix).concat(".rows"));
+    build.inputs = readable->files();
+    build.lines = std::make_shared<RowEncoder>(source, readable->files(), *tokenizer, chat);
     build_dataset(build, *tokenizer, progress);
   } catch (const UserError& e) {
-    // A run has no option that leaves lines out.
-    const bool skips = e.hint().find("--skip-bad-lines") != std::string::npos;
     const bool named = e.message().starts_with(source.name);
-    throw UserError(named ? e.message() : fmt::format("{}: {}", source.name, e.message()),
-                    skips ? "fix the line, or remove it" : e.hint());
+    const std::string message =
+        named ? e.message() : fmt::format("{}: {}", source.name, e.message());
+    throw UserError(readable ? readable->with_given_names(message) : message,
+                    hint_for_recipe(e.hint(), source));
   }
   return {prefix, true};
 }
