@@ -74,7 +74,8 @@ std::string tokenize(const Recipe& r, const recipe::SamplesConfig& s, const char
                           human_count(double(p.documents)), human_count(double(p.tokens))));
   });
   if (shows)
-    log::info(fmt::format("{}: the tokens are {} {}", name, result.built ? "now in" : "taken from",
+    log::info(fmt::format("{}: the tokens of {} file{} are {} {}", name, result.files,
+                          result.files == 1 ? "" : "s", result.built ? "now in" : "taken from",
                           result.prefix.string()));
   return result.prefix.string();
 }

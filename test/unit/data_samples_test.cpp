@@ -365,6 +365,53 @@ TEST_CASE("files are those of the split and of the subset") {
   CHECK(error_of(source, folder / "cache").find("no_such_file.jsonl") != std::string::npos);
 }
 
+TEST_CASE("held-out files, other splits and other subsets are not training data") {
+  const TemporaryFolder folder;
+  SampleSource source = pairs_of(folder / "d");
+  // Returns the names of the files of a split, of a folder that has these files alone.
+  const auto chosen = [&](const std::vector<std::string>& files, const std::string& split) {
+    fs::remove_all(folder / "d");
+    for (const std::string& name : files) {
+      fs::create_directories((folder / "d" / name).parent_path());
+      write_rows(folder / "d" / name, 1);
+    }
+    source.split = split.empty() ? Split{} : *parse_split(split);
+    std::string names;
+    try {
+      for (const fs::path& file : files_of(source))
+        names += (names.empty() ? "" : " ") + file.lexically_relative(folder / "d").string();
+    } catch (const UserError& e) {
+      return e.message() + " / " + e.hint();
+    }
+    return names;
+  };
+  const std::vector<std::string> held_out{"data.jsonl", "dev.jsonl", "valid.jsonl", "eval_2.jsonl",
+                                          "my-val.jsonl"};
+  CHECK(chosen(held_out, "") == "data.jsonl");
+  CHECK(chosen(held_out, "validation") == "dev.jsonl my-val.jsonl valid.jsonl");
+  CHECK(chosen(held_out, "test") == "eval_2.jsonl");
+  CHECK(chosen({"train1.jsonl", "train2.jsonl", "notes.json"}, "") == "train1.jsonl train2.jsonl");
+  CHECK(chosen({"part1.jsonl", "part10.jsonl"}, "part1") == "part1.jsonl");
+  CHECK(chosen({"train/a.jsonl", "train/dev.jsonl", "b.jsonl"}, "") == "train/a.jsonl");
+  const std::vector<std::string> shards{"data/train_sft-00000-of-00001.jsonl",
+                                        "data/train_gen-00000-of-00001.jsonl"};
+  CHECK(chosen(shards, "train_gen") == shards[1]);
+  CHECK_THAT(chosen(shards, "train"), Catch::Matchers::Contains("no rows of the split `train`") &&
+                                          Catch::Matchers::EndsWith("has: train_gen, train_sft"));
+  CHECK(chosen({"en-train-00000-of-00001.jsonl"}, "train") == "en-train-00000-of-00001.jsonl");
+  const std::vector<std::string> subsets{"main/train-00000-of-00001.jsonl",
+                                         "socratic/train-00000-of-00001.jsonl"};
+  CHECK_THAT(chosen(subsets, "train"), Catch::Matchers::Contains("has `train` in several folders: "
+                                                                 "main, socratic / write "
+                                                                 "dataset.train.subset: FOLDER"));
+  source.subset = "main";
+  CHECK(chosen(subsets, "train") == subsets[0]);
+  source.subset = "";
+  if (reads_parquet())
+    CHECK_THAT(chosen({"train.jsonl", "train.parquet"}, ""),
+               Catch::Matchers::Contains("JSON lines (train.jsonl) and as Parquet"));
+}
+
 TEST_CASE("a data set of which some files were not downloaded is refused with the command") {
   const TemporaryFolder folder;
   const std::string commit = "0123456789abcdef0123456789abcdef01234567";

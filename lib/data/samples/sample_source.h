@@ -19,7 +19,7 @@ struct SampleSource {
   // JSON lines, a JSON list of rows, or Parquet, folders of them, or names of data sets of the Hub.
   std::vector<std::string> files;
   Split split;
-  std::string subset;                   // a folder of a data set; empty: all
+  std::string subset;                   // a folder of a data set; empty: the only one
   std::optional<int64_t> limit;         // rows after the first so many are left out
   std::optional<int64_t> shuffle_seed;  // the order in which split and limit count the rows
   std::string column;                   // of messages or of a text
@@ -44,6 +44,7 @@ std::vector<std::filesystem::path> files_of(const SampleSource& source);
 struct TokenizedSamples {
   std::filesystem::path prefix;  // of the .bin, .idx and .mask
   bool built = false;            // by this call; otherwise they were there
+  int64_t files = 0;             // of the source
 };
 
 // Returns the tokens of the source: those in `cache`, whose names are hashes of everything that

@@ -174,16 +174,16 @@ TokenizedSamples tokenize_samples(const SampleSource& source, const fs::path& ca
                    "set dataset.cache_dir to a folder that can be written");
   const auto chat = chat_template_of(source);
   const fs::path prefix = cache / key_of(source, files, chat.get());
-  if (complete(prefix)) return {prefix};
+  if (complete(prefix)) return {prefix, false, int64_t(files.size())};
   const WaitingLock lock(fs::path(prefix).concat(".lock"));
-  if (complete(prefix)) return {prefix};
+  if (complete(prefix)) return {prefix, false, int64_t(files.size())};
   if (source.format == SampleSource::Format::tokens) {
     try {
       convert_token_files(files, prefix);
     } catch (const UserError& e) {
       throw UserError(fmt::format("{}: {}", source.name, e.message()), e.hint());
     }
-    return {prefix, true};
+    return {prefix, true, int64_t(files.size())};
   }
   const auto tokenizer = load_tokenizer(source.tokenizer);
   BuildOptions build{.output = prefix,
@@ -203,7 +203,7 @@ TokenizedSamples tokenize_samples(const SampleSource& source, const fs::path& ca
     throw UserError(readable ? readable->with_given_names(message) : message,
                     hint_for_recipe(e.hint(), source));
   }
-  return {prefix, true};
+  return {prefix, true, int64_t(files.size())};
 }
 
 }  // namespace mtrain::data
