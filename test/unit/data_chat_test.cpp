@@ -222,6 +222,21 @@ TEST_CASE("a tokenizer's folder has the template and its special tokens") {
                     Contains("the chat template nope.jinja does not exist"));
 }
 
+TEST_CASE("a template may be the key chat_template of a JSON file") {
+  const TemporaryFolder folder;
+  const std::string file = (folder / "t.json").string();
+  const auto rendered = [&](const std::string& text) {
+    write_file_atomic(file, text);
+    return load_chat_template(file, "byte")->render({}, false);
+  };
+  CHECK(rendered(R"( {"chat_template": "a\n{{ messages | length }}"})") == "a\n0");
+  CHECK(rendered(R"({"chat_template": [{"name": "default", "template": "b"}]})") == "b");
+  CHECK(rendered("{# a comment #}{{ 'c' }}") == "c");
+  CHECK(rendered("{{ 'd' }}") == "d");
+  CHECK_THROWS_WITH(rendered(R"({"template": "a"})"), Contains("has no key \"chat_template\""));
+  CHECK_THROWS_WITH(rendered(R"({"chat_template": )"), Contains("not JSON"));
+}
+
 TEST_CASE("the end of a turn is what the template writes after an answer") {
   CHECK(ChatTemplate(kPlain, "T").end_of_turn() == ";");
   CHECK(ChatTemplate("{% for m in messages %}{{ m.content }}<|end|>\n{% endfor %}", "T")

@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "base/regular_file.h"
+#include "base/strings.h"
 #include "data/jinja/text.h"
 
 namespace mtrain::data {
@@ -66,6 +67,23 @@ ChatFolder read_folder(const fs::path& folder) {
 
 bool looks_like_template(const std::string& text) {
   return text.find("{{") != std::string::npos || text.find("{%") != std::string::npos;
+}
+
+// Whether a file holds a JSON object. A template may begin with {{, {% or {#.
+bool is_json_object(std::string_view text) {
+  text = trim(text);
+  return text.size() > 1 && text[0] == '{' && std::string_view("{%#").find(text[1]) == text.npos;
+}
+
+// Reads a template, or a configuration of a tokenizer that has one.
+std::string read_template(const std::string& file) {
+  std::string text = read_regular_file(file, kLargestJson);
+  if (!is_json_object(text)) return text;
+  text = template_of(parse_ordered_json(text, file), file);
+  if (text.empty())
+    throw UserError(fmt::format("{} has no key \"chat_template\"", file),
+                    "give a template, or a tokenizer_config.json that has one");
+  return text;
 }
 
 // Friday, 26 July 2024
@@ -158,7 +176,7 @@ std::shared_ptr<const ChatTemplate> load_chat_template(const std::string& given,
     if (!fs::exists(given, error))
       throw UserError(fmt::format("the chat template {} does not exist", given),
                       "give a file, a folder that holds one, or the text of a template");
-    folder.source = read_regular_file(given, kLargestJson);
+    folder.source = read_template(given);
     folder.name = "the chat template " + given;
   }
   if (folder.source.empty())
