@@ -28,6 +28,7 @@ namespace fs = std::filesystem;
 constexpr const char* kVersion = "samples 2";
 
 std::string hash_of(const fs::path& file) {
+  if (std::string known = settled_hash(file); !known.empty()) return known;
   std::string hash = hash_file(file, [] { return true; });
   if (hash.empty())
     throw RunError(fmt::format("{} changed while it was read", file.string()),
