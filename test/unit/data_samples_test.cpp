@@ -296,6 +296,35 @@ TEST_CASE("a broken row is named by file and line, and leaves nothing in the cac
   CHECK(columns.find("b.jsonl:1: the row has no column \"answer\", but q, a") != std::string::npos);
 }
 
+TEST_CASE("the rows of a JSON list lie in a folder of the process, and those of dead ones go") {
+  const TemporaryFolder folder;
+  const auto list = [&](int rows) {
+    std::string text;
+    for (int i = 0; i < rows; ++i)
+      text += fmt::format("{}{{\"q\": \"q{}\", \"a\": \"a\"}}", i == 0 ? "[" : ",\n", i);
+    write_file_atomic(folder / "a.json", text + "]");
+    return pairs_of(folder / "a.json");
+  };
+  const auto folders = [&] {
+    int count = 0;
+    for (const auto& entry : fs::directory_iterator(folder / "cache"))
+      count += entry.is_directory();
+    return count;
+  };
+  const auto hash = tokenize_samples(list(3), folder / "cache").prefix;
+  CHECK(folders() == 0);
+  for (const char* part : {".bin", ".idx", ".mask", ".hash"}) fs::remove(fs::path(hash) += part);
+  // Of a process that was killed, and of one on another host, which may live.
+  const std::string dead = hash.string() + ".rows.tmp.2147480000.0.";
+  fs::create_directories(dead + host_name() + "/x"), fs::create_directories(dead + "elsewhere");
+  CHECK(tokenize_samples(list(3), folder / "cache").built);
+  CHECK(folders() == 1);
+  CHECK(fs::exists(dead + "elsewhere"));
+  write_file_atomic(folder / "a.json", "[{");  // the conversion fails
+  CHECK(error_of(pairs_of(folder / "a.json"), folder / "cache") != "none");
+  CHECK(folders() == 1);
+}
+
 TEST_CASE("an error in a row names the user's file, and settings of recipes") {
   const TemporaryFolder folder;
   const std::string chat = R"({"dialog": [{"role": "assistant", "content": "x"}]})";
@@ -338,7 +367,7 @@ TEST_CASE("Parquet has the rows of its JSON lines, or is refused with its conver
   CHECK(rows != lines);
   for (int64_t d = 0; d < 8; ++d) CHECK(shown(rows, d) == shown(lines, d));
   for (const auto& entry : fs::directory_iterator(folder / "cache"))
-    CHECK(entry.path().extension() != ".rows");
+    CHECK_FALSE(entry.is_directory());
   std::ofstream(folder / "broken.parquet") << "PAR1";
   source.files = {(folder / "broken.parquet").string()};
   CHECK(error_of(source, folder / "cache").find("cannot read") != std::string::npos);

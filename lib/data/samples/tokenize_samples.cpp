@@ -1,6 +1,7 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <unistd.h>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
@@ -66,8 +67,8 @@ std::string key_of(const SampleSource& s, const std::vector<fs::path>& files,
 }
 
 // Holds the lock of a file until the end of its life. Other processes wait in the constructor. On a
-// file system without locks nobody waits: processes then build the same files, each of which is
-// renamed when it is complete.
+// file system without locks nobody waits: processes then build the same files, each under names of
+// its own, and rename them when they are complete.
 class WaitingLock {
  public:
   explicit WaitingLock(const fs::path& path)
@@ -103,18 +104,39 @@ void json_list_to_lines(const fs::path& file, const fs::path& lines) {
                    "set dataset.cache_dir to a folder with more space");
 }
 
-// The rows of Parquet files and JSON lists as JSON lines, in a folder that is removed at the end of
-// its life.
+// A folder of this process alone, which is removed at the end of its life. Its name is that of a
+// temporary file of `path`.
+class OwnFolder {
+ public:
+  explicit OwnFolder(const fs::path& path) : path_(path) {
+    static std::atomic<int> count{0};
+    remove_stale_temporaries(path);
+    path_ += fmt::format(".tmp.{}.{}.{}", ::getpid(), count++, host_name());
+  }
+  ~OwnFolder() {
+    std::error_code error;
+    fs::remove_all(path_, error);
+  }
+  OwnFolder(const OwnFolder&) = delete;
+  OwnFolder& operator=(const OwnFolder&) = delete;
+
+  const fs::path& path() const { return path_; }
+
+ private:
+  fs::path path_;
+};
+
+// The rows of Parquet files and JSON lists as JSON lines, in a temporary folder.
 class ReadableFiles {
  public:
-  ReadableFiles(std::vector<fs::path> files, fs::path folder)
-      : files_(std::move(files)), folder_(std::move(folder)) {
+  ReadableFiles(std::vector<fs::path> files, const fs::path& folder)
+      : files_(std::move(files)), folder_(folder) {
     for (size_t i = 0; i < files_.size(); ++i) {
       const bool list = is_json_list(files_[i]);
       if (!list && files_[i].extension() != ".parquet") continue;
-      fs::create_directories(folder_);
+      fs::create_directories(folder_.path());
       const fs::path lines =
-          folder_ / fmt::format("{:05}-{}.jsonl", i, files_[i].filename().string());
+          folder_.path() / fmt::format("{:05}-{}.jsonl", i, files_[i].filename().string());
       if (list)
         json_list_to_lines(files_[i], lines);
       else
@@ -122,13 +144,6 @@ class ReadableFiles {
       given_[lines.string()] = std::exchange(files_[i], lines).string();
     }
   }
-  ~ReadableFiles() {
-    std::error_code error;
-    fs::remove_all(folder_, error);
-  }
-  ReadableFiles(const ReadableFiles&) = delete;
-  ReadableFiles& operator=(const ReadableFiles&) = delete;
-
   const std::vector<fs::path>& files() const { return files_; }
 
   // Replaces the name of a file in the folder by that of the user's file: LINES.jsonl:7 becomes
@@ -146,7 +161,7 @@ class ReadableFiles {
  private:
   std::vector<fs::path> files_;
   std::map<std::string, std::string> given_;  // the user's file of each file in the folder
-  fs::path folder_;
+  OwnFolder folder_;
 };
 
 // A recipe has other words than the options of `mtrain data build`, and none that leaves lines out.
