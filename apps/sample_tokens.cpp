@@ -52,8 +52,8 @@ data::SampleSource source_of(const Recipe& r, const recipe::SamplesConfig& s, co
           .name = name};
 }
 
-std::string tokenize(const Recipe& r, const recipe::SamplesConfig& s, const char* name,
-                     bool shows) {
+std::string tokenize(const Recipe& r, const recipe::SamplesConfig& s, const char* name, bool shows,
+                     const std::function<void()>& alive) {
   const data::SampleSource source = source_of(r, s, name);
   fs::path cache;
   if (r.dataset.cache_dir)
@@ -64,15 +64,20 @@ std::string tokenize(const Recipe& r, const recipe::SamplesConfig& s, const char
     throw UserError("the tokens have no cache folder: neither XDG_CACHE_HOME nor HOME is set",
                     "set dataset.cache_dir");
   int64_t shown = 0;
-  const auto result = data::tokenize_samples(source, cache, [&](const data::BuildProgress& p) {
+  const auto progress = [&](const data::BuildProgress& p) {
     if (shows) show_build_progress(p, fmt::format("{}: ", name));
     constexpr int64_t kStep = 10;
     const int64_t percent = p.bytes_total > 0 ? 100 * p.bytes_done / p.bytes_total : 100;
-    if (!shows || is_live_terminal(STDERR_FILENO) || percent < shown + kStep) return;
+    if ((shows && is_live_terminal(STDERR_FILENO)) || percent < shown + kStep) return;
     shown = percent / kStep * kStep;
     log::info(fmt::format("{}: {} % tokenized, {} rows, {} tokens", name, percent,
                           human_count(double(p.documents)), human_count(double(p.tokens))));
-  });
+  };
+  const auto waits = [&] {
+    if (shows) log::info(fmt::format("{}: waits for another process, which tokenizes", name));
+  };
+  const auto result =
+      data::tokenize_samples(source, cache, {.progress = progress, .waits = waits, .alive = alive});
   if (shows)
     log::info(fmt::format("{}: the tokens of {} file{} are {} {}", name, result.files,
                           result.files == 1 ? "" : "s", result.built ? "now in" : "taken from",
@@ -124,12 +129,13 @@ void check_sample_files(const Recipe& r, Diagnostics& diagnostics) {
   check(r.dataset.validation_samples, "dataset.validation");
 }
 
-void tokenize_samples(Recipe& r, Diagnostics& diagnostics, bool shows) {
+void tokenize_samples(Recipe& r, Diagnostics& diagnostics, bool shows,
+                      const std::function<void()>& alive) {
   const recipe::DatasetConfig& d = r.dataset;
   if (has_files(d.train_samples))
-    r.train_tokens = {tokenize(r, d.train_samples, "dataset.train", shows)};
+    r.train_tokens = {tokenize(r, d.train_samples, "dataset.train", shows, alive)};
   if (has_files(d.validation_samples))
-    r.validation_tokens = {tokenize(r, d.validation_samples, "dataset.validation", shows)};
+    r.validation_tokens = {tokenize(r, d.validation_samples, "dataset.validation", shows, alive)};
   if (recipe::data_form(r) == recipe::DataForm::rows) fit_rows(r, diagnostics);
 }
 

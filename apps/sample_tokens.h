@@ -1,5 +1,7 @@
 // Tokenizes the rows of dataset.train_samples and validation_samples when a run starts.
 #pragma once
+#include <functional>
+
 #include "recipe/recipe.h"
 
 namespace mtrain {
@@ -9,7 +11,9 @@ void check_sample_files(const Recipe& recipe, Diagnostics& diagnostics);
 
 // Sets Recipe::train_tokens and validation_tokens: from the cache, or by tokenizing the rows. In
 // rows, dataset.seq_length then has room for the longest, unless rows are cut. `shows`: prints
-// progress. Ranks call it at the same time. Throws UserError, RunError.
-void tokenize_samples(Recipe& recipe, Diagnostics& diagnostics, bool shows);
+// where the tokens are, and that others tokenize. The process that tokenizes always prints its
+// progress. `alive` is called often. Ranks call it at the same time. Throws UserError, RunError.
+void tokenize_samples(Recipe& recipe, Diagnostics& diagnostics, bool shows,
+                      const std::function<void()>& alive = {});
 
 }  // namespace mtrain

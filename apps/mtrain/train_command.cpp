@@ -15,6 +15,7 @@
 #include "apps/train_options.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/pulse.h"
 #include "base/terminal.h"
 #include "commands.h"
 #include "interchange/config.h"
@@ -128,10 +129,11 @@ void run(const Prepared& ready, const run::RunOptions& options) {
   const launch::Job& job = options.job;
   const plan::MeetingPlan meeting = plan::meeting_plan(r, job.size);
   set_environment(meeting.device);
-  const auto make_plan = [&] {
+  const auto make_plan = [&](Pulse& pulse) {
     Recipe counted = r;
     Diagnostics diagnostics;
-    if (job.size > 1) tokenize_samples(counted, diagnostics, job.rank == 0);
+    // Tokens may take longer than launch.start_timeout_s.
+    if (job.size > 1) tokenize_samples(counted, diagnostics, job.rank == 0, [&] { pulse.wrote(); });
     count_steps(counted, diagnostics);
     if (job.rank == 0) tell(diagnostics);
     RunPlan plan =

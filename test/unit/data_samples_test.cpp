@@ -278,6 +278,32 @@ TEST_CASE("threads that start at once build the tokens once") {
   CHECK(built == 1);
 }
 
+TEST_CASE("a process that waits for the tokens of another one shows that it is alive") {
+  const TemporaryFolder folder;
+  write_rows(folder / "a.jsonl", 2000);
+  const SampleSource source = pairs_of(folder / "a.jsonl");
+  int first_alive = 0, second_alive = 0, waits = 0;
+  std::optional<std::thread> second;
+  bool second_built = true;
+  const auto progress = [&](const BuildProgress&) {
+    if (second) return;
+    second.emplace([&] {  // while the first has the lock
+      second_built = tokenize_samples(source, folder / "cache",
+                                      {.waits = [&] { ++waits; }, .alive = [&] { ++second_alive; }})
+                         .built;
+    });
+    std::this_thread::sleep_for(std::chrono::milliseconds(1000));
+  };
+  CHECK(tokenize_samples(source, folder / "cache",
+                         {.progress = progress, .alive = [&] { ++first_alive; }})
+            .built);
+  second->join();
+  CHECK_FALSE(second_built);
+  CHECK(first_alive > 0);
+  CHECK(second_alive > 5);
+  CHECK(waits == 1);
+}
+
 TEST_CASE("a broken row is named by file and line, and leaves nothing in the cache") {
   const TemporaryFolder folder;
   write_rows(folder / "a.jsonl", 100000);

@@ -47,9 +47,17 @@ struct TokenizedSamples {
   int64_t files = 0;             // of the source
 };
 
+// What tokenize_samples() calls while it works. Empty functions are not called.
+struct TokenizeCalls {
+  std::function<void(const BuildProgress&)> progress = {};  // of this call's own build
+  std::function<void()> waits = {};  // once, when another process has begun to build
+  // After each part of the work, and several times a second while another process builds.
+  std::function<void()> alive = {};
+};
+
 // Returns the tokens of the source: those in `cache`, whose names are hashes of everything that
 // decides them, or new ones. Several processes may call it at once: one builds, the others wait.
 TokenizedSamples tokenize_samples(const SampleSource& source, const std::filesystem::path& cache,
-                                  const std::function<void(const BuildProgress&)>& progress = {});
+                                  const TokenizeCalls& calls = {});
 
 }  // namespace mtrain::data

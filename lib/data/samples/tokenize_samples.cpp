@@ -1,12 +1,15 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <unistd.h>
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <fstream>
 #include <map>
 #include <optional>
+#include <thread>
 #include <utility>
 
 #include "base/content_hash.h"
@@ -28,9 +31,12 @@ namespace fs = std::filesystem;
 // Changes whenever the same source gives other tokens.
 constexpr const char* kVersion = "samples 2";
 
-std::string hash_of(const fs::path& file) {
+std::string hash_of(const fs::path& file, const TokenizeCalls& calls) {
   if (std::string known = settled_hash(file); !known.empty()) return known;
-  std::string hash = hash_file(file, [] { return true; });
+  std::string hash = hash_file(file, [&] {
+    if (calls.alive) calls.alive();
+    return true;
+  });
   if (hash.empty())
     throw RunError(fmt::format("{} changed while it was read", file.string()),
                    "start again once the file is complete");
@@ -40,7 +46,7 @@ std::string hash_of(const fs::path& file) {
 // Returns a hash of all that decides the tokens: settings, and the content of data, tokenizer and
 // template.
 std::string key_of(const SampleSource& s, const std::vector<fs::path>& files,
-                   const ChatTemplate* chat) {
+                   const ChatTemplate* chat, const TokenizeCalls& calls) {
   ContentHash key;
   const auto add = [&](const std::string& text) { key.add(text).add(std::string_view("\0", 1)); };
   const auto bound = [](const std::optional<Split::Bound>& b) {
@@ -54,15 +60,15 @@ std::string key_of(const SampleSource& s, const std::vector<fs::path>& files,
   if (s.plain_messages) add("plain_messages");
   for (const std::string& text : {s.column, s.prompt, s.completion}) add(text);
   add(chat ? "a template: " + chat->source() : "no template");
-  for (const fs::path& file : files) add(hash_of(file));
+  for (const fs::path& file : files) add(hash_of(file, calls));
   std::error_code error;
   const fs::path at = s.tokenizer;
   const fs::path folder = fs::is_directory(at, error) ? at : at.parent_path();
   for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
                            "generation_config.json"})
     if (s.tokenizer != "byte" && fs::is_regular_file(folder / name, error))
-      add(fmt::format("{} {}", name, hash_of(folder / name)));
-  if (fs::is_regular_file(at, error)) add(hash_of(at));
+      add(fmt::format("{} {}", name, hash_of(folder / name, calls)));
+  if (fs::is_regular_file(at, error)) add(hash_of(at, calls));
   return key.hex();
 }
 
@@ -71,12 +77,22 @@ std::string key_of(const SampleSource& s, const std::vector<fs::path>& files,
 // its own, and rename them when they are complete.
 class WaitingLock {
  public:
-  explicit WaitingLock(const fs::path& path)
+  WaitingLock(const fs::path& path, const TokenizeCalls& calls)
       : fd_(::open(path.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0666)) {
     if (fd_ < 0)
       throw RunError(fmt::format("cannot write {}: {}", path.string(), std::strerror(errno)),
                      "set dataset.cache_dir to a folder that can be written");
-    while (::flock(fd_, LOCK_EX) != 0 && errno == EINTR) continue;
+    // flock() itself would wait without a sign of life.
+    constexpr auto kLongest = std::chrono::milliseconds(250);
+    bool waited = false;
+    for (auto pause = std::chrono::milliseconds(1); ::flock(fd_, LOCK_EX | LOCK_NB) != 0;) {
+      if (errno == EINTR) continue;
+      if (errno != EWOULDBLOCK) return;  // a file system without locks
+      if (pause == kLongest && calls.waits && !std::exchange(waited, true)) calls.waits();
+      if (calls.alive) calls.alive();
+      std::this_thread::sleep_for(pause);
+      pause = std::min(kLongest, 2 * pause);
+    }
   }
   ~WaitingLock() { ::close(fd_); }
   WaitingLock(const WaitingLock&) = delete;
@@ -129,7 +145,7 @@ class OwnFolder {
 // The rows of Parquet files and JSON lists as JSON lines, in a temporary folder.
 class ReadableFiles {
  public:
-  ReadableFiles(std::vector<fs::path> files, const fs::path& folder)
+  ReadableFiles(std::vector<fs::path> files, const fs::path& folder, const TokenizeCalls& calls)
       : files_(std::move(files)), folder_(folder) {
     for (size_t i = 0; i < files_.size(); ++i) {
       const bool list = is_json_list(files_[i]);
@@ -141,6 +157,7 @@ class ReadableFiles {
         json_list_to_lines(files_[i], lines);
       else
         parquet_to_json_lines(files_[i], lines);
+      if (calls.alive) calls.alive();
       given_[lines.string()] = std::exchange(files_[i], lines).string();
     }
   }
@@ -181,7 +198,7 @@ bool complete(const fs::path& prefix) {
 }  // namespace
 
 TokenizedSamples tokenize_samples(const SampleSource& source, const fs::path& cache,
-                                  const std::function<void(const BuildProgress&)>& progress) {
+                                  const TokenizeCalls& calls) {
   const std::vector<fs::path> files = files_of(source);
   std::error_code error;
   fs::create_directories(cache, error);
@@ -189,9 +206,9 @@ TokenizedSamples tokenize_samples(const SampleSource& source, const fs::path& ca
     throw RunError(fmt::format("cannot make the folder {}: {}", cache.string(), error.message()),
                    "set dataset.cache_dir to a folder that can be written");
   const auto chat = chat_template_of(source);
-  const fs::path prefix = cache / key_of(source, files, chat.get());
+  const fs::path prefix = cache / key_of(source, files, chat.get(), calls);
   if (complete(prefix)) return {prefix, false, int64_t(files.size())};
-  const WaitingLock lock(fs::path(prefix).concat(".lock"));
+  const WaitingLock lock(fs::path(prefix).concat(".lock"), calls);
   if (complete(prefix)) return {prefix, false, int64_t(files.size())};
   if (source.format == SampleSource::Format::tokens) {
     try {
@@ -208,10 +225,13 @@ TokenizedSamples tokenize_samples(const SampleSource& source, const fs::path& ca
                      .append_eod = false};
   std::optional<ReadableFiles> readable;
   try {
-    readable.emplace(files, fs::path(prefix).concat(".rows"));
+    readable.emplace(files, fs::path(prefix).concat(".rows"), calls);
     build.inputs = readable->files();
     build.lines = std::make_shared<RowEncoder>(source, readable->files(), *tokenizer, chat);
-    build_dataset(build, *tokenizer, progress);
+    build_dataset(build, *tokenizer, [&](const BuildProgress& done) {
+      if (calls.alive) calls.alive();
+      if (calls.progress) calls.progress(done);
+    });
   } catch (const UserError& e) {
     const bool named = e.message().starts_with(source.name);
     const std::string message =
