@@ -113,16 +113,25 @@ void fit_rows(Recipe& r, Diagnostics& diagnostics) {
 
 }  // namespace
 
+bool has_sample_files(const Recipe& r) {
+  return has_files(r.dataset.train_samples) || has_files(r.dataset.validation_samples);
+}
+
+void add_sample_mistake(const UserError& mistake, Diagnostics& diagnostics) {
+  for (const std::string name : {"dataset.train", "dataset.validation"})
+    if (mistake.message().starts_with(name + ": "))
+      return diagnostics.add(name + "_samples", mistake.message().substr(name.size() + 2),
+                             mistake.hint());
+  diagnostics.add("dataset.train_samples", mistake.message(), mistake.hint());
+}
+
 void check_sample_files(const Recipe& r, Diagnostics& diagnostics) {
   const auto check = [&](const recipe::SamplesConfig& s, const char* name) {
     if (!has_files(s)) return;
     try {
       data::files_of(source_of(r, s, name));
     } catch (const UserError& e) {
-      const std::string prefix = std::string(name) + ": ";
-      const bool named = e.message().starts_with(prefix);
-      diagnostics.add(std::string(name) + "_samples",
-                      named ? e.message().substr(prefix.size()) : e.message(), e.hint());
+      add_sample_mistake(e, diagnostics);
     }
   };
   check(r.dataset.train_samples, "dataset.train");

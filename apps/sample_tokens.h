@@ -2,10 +2,15 @@
 #pragma once
 #include <functional>
 
+#include "base/error.h"
 #include "recipe/recipe.h"
 
 namespace mtrain {
 
+// Whether the recipe has rows that are read from files.
+bool has_sample_files(const Recipe& recipe);
+// Adds a mistake in the rows of dataset.train or dataset.validation to those of the recipe.
+void add_sample_mistake(const UserError& mistake, Diagnostics& diagnostics);
 // Adds an error for rows whose files cannot be read.
 void check_sample_files(const Recipe& recipe, Diagnostics& diagnostics);
 
