@@ -46,13 +46,14 @@ data::SampleSource source_of(const Recipe& r, const recipe::SamplesConfig& s, co
           .answers_only = s.answers_only,
           .last_answer = s.last_answer_only,
           .headers = s.headers,
+          .plain_messages = s.plain_messages,
           .end_of_text = s.end_of_text.value_or(!messages && !s.chat_template),
           .tokenizer = r.tokenizer.path ? hub_model_folder(*r.tokenizer.path).string() : "byte",
           .name = name};
 }
 
-std::string tokenize(const Recipe& r, const recipe::SamplesConfig& s, const char* name,
-                     bool shows) {
+std::string tokenize(const Recipe& r, const recipe::SamplesConfig& s, const char* name, bool shows,
+                     const std::function<void()>& alive) {
   const data::SampleSource source = source_of(r, s, name);
   fs::path cache;
   if (r.dataset.cache_dir)
@@ -63,17 +64,23 @@ std::string tokenize(const Recipe& r, const recipe::SamplesConfig& s, const char
     throw UserError("the tokens have no cache folder: neither XDG_CACHE_HOME nor HOME is set",
                     "set dataset.cache_dir");
   int64_t shown = 0;
-  const auto result = data::tokenize_samples(source, cache, [&](const data::BuildProgress& p) {
+  const auto progress = [&](const data::BuildProgress& p) {
     if (shows) show_build_progress(p, fmt::format("{}: ", name));
     constexpr int64_t kStep = 10;
     const int64_t percent = p.bytes_total > 0 ? 100 * p.bytes_done / p.bytes_total : 100;
-    if (!shows || is_live_terminal(STDERR_FILENO) || percent < shown + kStep) return;
+    if ((shows && is_live_terminal(STDERR_FILENO)) || percent < shown + kStep) return;
     shown = percent / kStep * kStep;
     log::info(fmt::format("{}: {} % tokenized, {} rows, {} tokens", name, percent,
                           human_count(double(p.documents)), human_count(double(p.tokens))));
-  });
+  };
+  const auto waits = [&] {
+    if (shows) log::info(fmt::format("{}: waits for another process, which tokenizes", name));
+  };
+  const auto result =
+      data::tokenize_samples(source, cache, {.progress = progress, .waits = waits, .alive = alive});
   if (shows)
-    log::info(fmt::format("{}: the tokens are {} {}", name, result.built ? "now in" : "taken from",
+    log::info(fmt::format("{}: the tokens of {} file{} are {} {}", name, result.files,
+                          result.files == 1 ? "" : "s", result.built ? "now in" : "taken from",
                           result.prefix.string()));
   return result.prefix.string();
 }
@@ -88,7 +95,10 @@ void fit_rows(Recipe& r, Diagnostics& diagnostics) {
   };
   look(r.dataset.train_samples, r.train_tokens);
   look(r.dataset.validation_samples, r.validation_tokens);
-  if (longest <= (r.given("dataset.seq_length") ? r.dataset.seq_length : 0)) return;
+  const auto cuts = [](const recipe::SamplesConfig& s) { return has_files(s) && s.cut; };
+  const bool keeps = r.given("dataset.seq_length") || cuts(r.dataset.train_samples) ||
+                     cuts(r.dataset.validation_samples);
+  if (longest <= (keeps ? r.dataset.seq_length : 0)) return;
   const char *positions = "model.max_position_embeddings", *length = "dataset.seq_length";
   auto& most = r.model.max_position_embeddings;
   if (most && !r.model.from && !r.spellings.contains(positions)) most = std::max(*most, longest);
@@ -103,28 +113,38 @@ void fit_rows(Recipe& r, Diagnostics& diagnostics) {
 
 }  // namespace
 
+bool has_sample_files(const Recipe& r) {
+  return has_files(r.dataset.train_samples) || has_files(r.dataset.validation_samples);
+}
+
+void add_sample_mistake(const UserError& mistake, Diagnostics& diagnostics) {
+  for (const std::string name : {"dataset.train", "dataset.validation"})
+    if (mistake.message().starts_with(name + ": "))
+      return diagnostics.add(name + "_samples", mistake.message().substr(name.size() + 2),
+                             mistake.hint());
+  diagnostics.add("dataset.train_samples", mistake.message(), mistake.hint());
+}
+
 void check_sample_files(const Recipe& r, Diagnostics& diagnostics) {
   const auto check = [&](const recipe::SamplesConfig& s, const char* name) {
     if (!has_files(s)) return;
     try {
       data::files_of(source_of(r, s, name));
     } catch (const UserError& e) {
-      const std::string prefix = std::string(name) + ": ";
-      const bool named = e.message().starts_with(prefix);
-      diagnostics.add(std::string(name) + "_samples",
-                      named ? e.message().substr(prefix.size()) : e.message(), e.hint());
+      add_sample_mistake(e, diagnostics);
     }
   };
   check(r.dataset.train_samples, "dataset.train");
   check(r.dataset.validation_samples, "dataset.validation");
 }
 
-void tokenize_samples(Recipe& r, Diagnostics& diagnostics, bool shows) {
+void tokenize_samples(Recipe& r, Diagnostics& diagnostics, bool shows,
+                      const std::function<void()>& alive) {
   const recipe::DatasetConfig& d = r.dataset;
   if (has_files(d.train_samples))
-    r.train_tokens = {tokenize(r, d.train_samples, "dataset.train", shows)};
+    r.train_tokens = {tokenize(r, d.train_samples, "dataset.train", shows, alive)};
   if (has_files(d.validation_samples))
-    r.validation_tokens = {tokenize(r, d.validation_samples, "dataset.validation", shows)};
+    r.validation_tokens = {tokenize(r, d.validation_samples, "dataset.validation", shows, alive)};
   if (recipe::data_form(r) == recipe::DataForm::rows) fit_rows(r, diagnostics);
 }
 

@@ -15,6 +15,7 @@
 #include "apps/train_options.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/pulse.h"
 #include "base/terminal.h"
 #include "commands.h"
 #include "interchange/config.h"
@@ -68,13 +69,24 @@ void count_steps(Recipe& r, Diagnostics& diagnostics) {
 }
 
 // Does the same for a plan if the data exist. A plan needs no data; the steps then stay unknown.
-void count_steps_if_data_exists(Recipe& r, Diagnostics& diagnostics) {
-  Diagnostics files;
+// Rows are tokenized only if `tokenizes`, and their mistakes are errors.
+void count_steps_if_data_exists(Recipe& r, Diagnostics& diagnostics, bool tokenizes) {
+  Diagnostics files, rows;
   plan::check_files(r, files);
-  check_sample_files(r, files);
-  if (files.has_errors()) return;
+  check_sample_files(r, rows);
+  for (const recipe::Diagnostic& absent : rows.sorted())
+    diagnostics.warn(absent.field, absent.reason, absent.hint);
+  if (files.has_errors() || rows.has_errors()) return;
+  if (has_sample_files(r)) {
+    if (!tokenizes) return;
+    try {
+      tokenize_samples(r, diagnostics, true);
+    } catch (const UserError& e) {
+      add_sample_mistake(e, diagnostics);
+      diagnostics.throw_if_errors();
+    }
+  }
   try {
-    tokenize_samples(r, diagnostics, true);
     count_steps(r, diagnostics);
   } catch (const UserError& e) {
     if (diagnostics.has_errors()) throw;
@@ -128,10 +140,11 @@ void run(const Prepared& ready, const run::RunOptions& options) {
   const launch::Job& job = options.job;
   const plan::MeetingPlan meeting = plan::meeting_plan(r, job.size);
   set_environment(meeting.device);
-  const auto make_plan = [&] {
+  const auto make_plan = [&](Pulse& pulse) {
     Recipe counted = r;
     Diagnostics diagnostics;
-    if (job.size > 1) tokenize_samples(counted, diagnostics, job.rank == 0);
+    // Tokens may take longer than launch.start_timeout_s.
+    if (job.size > 1) tokenize_samples(counted, diagnostics, job.rank == 0, [&] { pulse.wrote(); });
     count_steps(counted, diagnostics);
     if (job.rank == 0) tell(diagnostics);
     RunPlan plan =
@@ -221,7 +234,7 @@ void run_train(const TrainOptions& o, char** argv) {
                                .finds_files = job.size == 1});
   Recipe& recipe = ready.recipe;
   if (!o.runs())
-    count_steps_if_data_exists(recipe, ready.diagnostics);
+    count_steps_if_data_exists(recipe, ready.diagnostics, o.dry_run);
   else if (job.size == 1)
     tokenize_samples(recipe, ready.diagnostics, true), count_steps(recipe, ready.diagnostics);
   // mtrain-launch has warned already, once for all ranks of the host.

@@ -140,7 +140,7 @@ void remove_stale_temporaries(const fs::path& path) {
     const int64_t pid = std::atoll(name.c_str() + begin.size());
     if (pid > 0 && pid != ::getpid() && !process_lives(pid)) stale.push_back(it->path());
   }
-  for (const auto& file : stale) fs::remove(file, error);
+  for (const auto& file : stale) fs::remove_all(file, error);  // a folder of such a name, too
 }
 
 const std::string& host_name() {

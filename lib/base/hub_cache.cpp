@@ -136,12 +136,16 @@ fs::path folder_of(const fs::path& path, const Kind& kind) {
   return path;
 }
 
+std::string hint_of(const HubName& name, const Kind& kind) {
+  return fmt::format("nothing is downloaded here: {} fetches a {} of the Hub",
+                     download_command(name, kind), kind.noun);
+}
+
 std::optional<HubProblem> problem_of(const fs::path& path, const Kind& kind) {
   if (is_there(path)) return {};
   const std::optional<HubName> name = parse_hub_name(path.string());
   if (!name) return {};
-  const std::string hint = fmt::format("nothing is downloaded here: {} fetches a {} of the Hub",
-                                       download_command(*name, kind), kind.noun);
+  const std::string hint = hint_of(*name, kind);
   if (const fs::path folder = folder_of(path, kind); folder != path) {
     const fs::path absent = absent_file(folder);
     if (absent.empty()) return {};
@@ -175,6 +179,10 @@ std::optional<HubProblem> hub_problem(const fs::path& path) { return problem_of(
 fs::path hub_dataset_folder(const fs::path& path) { return folder_of(path, kDataset); }
 std::optional<HubProblem> hub_dataset_problem(const fs::path& path) {
   return problem_of(path, kDataset);
+}
+std::string hub_dataset_hint(const fs::path& path) {
+  const std::optional<HubName> name = is_there(path) ? std::nullopt : parse_hub_name(path.string());
+  return name ? hint_of(*name, kDataset) : "";
 }
 
 }  // namespace mtrain

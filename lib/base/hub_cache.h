@@ -43,5 +43,8 @@ std::optional<HubProblem> hub_problem(const std::filesystem::path& path);
 // The same for data sets, in datasets--<organization>--<name>/.
 std::filesystem::path hub_dataset_folder(const std::filesystem::path& path);
 std::optional<HubProblem> hub_dataset_problem(const std::filesystem::path& path);
+// Returns the hint with the command that fetches the data set; "" if `path` exists or is not a name
+// of the Hub.
+std::string hub_dataset_hint(const std::filesystem::path& path);
 
 }  // namespace mtrain

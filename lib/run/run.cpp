@@ -22,7 +22,7 @@
 
 namespace mtrain::run {
 
-void run_training(const plan::MeetingPlan& meeting, const std::function<RunPlan()>& make_plan,
+void run_training(const plan::MeetingPlan& meeting, const std::function<RunPlan(Pulse&)>& make_plan,
                   const RunOptions& options) {
   const IgnoreSigpipe pipes;
   const std::shared_ptr<Pulse> pulse = Pulse::of_process(options.job.rank);
@@ -74,7 +74,7 @@ void run_training(const plan::MeetingPlan& meeting, const std::function<RunPlan(
       status.emplace(meeting.folders.run_dir, options.job, *pulse,
                      continues_run(meeting.folders, options.job));
     try {
-      const RunPlan plan = make_plan();
+      const RunPlan plan = make_plan(*pulse);
       train_on_rank(plan, options, world,
                     {.pulse = pulse,
                      .rendezvous = rendezvous,
@@ -96,7 +96,7 @@ void run_training(const plan::MeetingPlan& meeting, const std::function<RunPlan(
 
 void run_training(const RunPlan& plan, const RunOptions& options) {
   run_training(
-      plan::meeting_plan(plan), [&] { return plan; }, options);
+      plan::meeting_plan(plan), [&](Pulse&) { return plan; }, options);
 }
 
 }  // namespace mtrain::run

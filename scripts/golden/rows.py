@@ -27,6 +27,7 @@ OUT = pathlib.Path(__file__).resolve().parents[2] / "test" / "golden" / "rows"
 MODEL = OUT / "model"
 VOCAB, STEPS, BATCH, LOCAL = 320, 3, 8, 2
 LR, BETAS, EPS, DECAY, CLIP = 1e-2, (0.9, 0.99), 1e-8, 0.01, 1.0
+CHAT_LENGTH = 64  # tokens; truncation shortens three of the conversations
 MOCK_LENGTH, MOCK_VOCAB, MOCK_SEED = 32, 100, 42
 IGNORED = -100
 
@@ -93,7 +94,7 @@ CLASSES = "nemo_automodel.components.datasets.llm."
 DATA = {
     "squad": ("squad.make_squad_dataset", {"dataset_name": "rajpurkar/squad", "split": "train"}),
     "hellaswag": ("hellaswag.HellaSwag", {"path_or_dataset": "rowan/hellaswag", "split": "train", "num_samples_limit": 8}),
-    "chat": ("chat_dataset.ChatDataset", {"path_or_dataset_id": "chat.jsonl", "split": "train", "seq_length": 256,
+    "chat": ("chat_dataset.ChatDataset", {"path_or_dataset_id": "chat.jsonl", "split": "train", "seq_length": CHAT_LENGTH,
                                           "truncation": True, "padding": "do_not_pad", "chat_template": "chat.jinja"}),
     "mock": ("mock_iterable_dataset.MockIterableDataset", {"seq_len": MOCK_LENGTH, "num_samples": BATCH,
                                                            "vocab_size": MOCK_VOCAB}),
@@ -164,7 +165,8 @@ def hellaswag_sample(tokenizer, row):
 def chat_sample(tokenizer, row):
     """Labels are what each message of the assistant adds to the conversation before it."""
     def ids_of(messages):
-        return tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True)["input_ids"] if messages else []
+        return tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True, truncation=True,
+                                             max_length=CHAT_LENGTH)["input_ids"] if messages else []
 
     messages = row["messages"]
     ids = ids_of(messages)

@@ -74,6 +74,32 @@ TEST_CASE("the assistant's text is found by prefixes, and by blocks of generatio
                kTwoTurns) == "<u>hi[<a>yo]<u>b[<a>c]");
 }
 
+TEST_CASE("plain messages reach the template as texts, as AutoModel's ChatDataset writes them") {
+  const char* const source =
+      "{{ tools | tojson if tools }}{% for m in messages %}{{ m.content + ';' }}"
+      "{% for c in m.tool_calls %}{{ c.id }} {{ c.type }} {{ c.function.arguments }};{% endfor %}"
+      "{{ '<' + m.reasoning_content + '>' if m.reasoning_content is defined }}{% endfor %}";
+  const auto written = [&](const std::string& messages, const std::string& more = "") {
+    const auto row = parse_ordered_json("{\"messages\": [" + messages + "]" + more + "}", "row");
+    return ChatTemplate(source, "T").render(read_conversation(row, "messages", true), false);
+  };
+  CHECK(written(R"({"role": "user", "content": [{"type": "text", "text": "a"}, {"text": "b"}]})") ==
+        "a b;");
+  CHECK(written(R"({"role": "user", "content": null}, {"role": "tool"},
+                   {"from": "gpt", "value": "x"})") == ";;x;");
+  CHECK(written(R"({"role": "assistant", "content": "", "reasoning_content": null, "tool_calls": [
+                   {"function": {"name": "f", "arguments": {"x": [1, "\u00e9"]}}},
+                   {"id": "c", "function": {"name": "g", "arguments": "{}"}}]})") ==
+        ";call_0 function {\"x\": [1, \"\\u00e9\"]};c function {};<>");
+  CHECK(written(R"({"role": "user", "content": "a"})", R"(, "tools": "[{\"name\": \"f\"}]")") ==
+        "[{\"name\": \"f\"}]a;");
+  CHECK(written(R"({"role": "user", "content": "a"})", R"(, "tools": "[]")") == "a;");
+  CHECK_THROWS_WITH(written(R"({"role": "user", "content": [{"type": "image"}]})"),
+                    Contains("mtrain reads texts alone"));
+  CHECK_THROWS_WITH(written(R"({"role": "user", "content": "a"})", R"(, "tools": "[")"),
+                    Contains("\"tools\": not JSON"));
+}
+
 TEST_CASE("a template that changes earlier turns is refused without blocks of generation") {
   const ChatTemplate last_only(
       "{% for m in messages %}{{ m.content if loop.last or m.role == 'user' }};{% endfor %}", "T");
@@ -194,6 +220,21 @@ TEST_CASE("a tokenizer's folder has the template and its special tokens") {
                     Contains("the tokenizer byte has no chat template"));
   CHECK_THROWS_WITH(load_chat_template("nope.jinja", "byte"),
                     Contains("the chat template nope.jinja does not exist"));
+}
+
+TEST_CASE("a template may be the key chat_template of a JSON file") {
+  const TemporaryFolder folder;
+  const std::string file = (folder / "t.json").string();
+  const auto rendered = [&](const std::string& text) {
+    write_file_atomic(file, text);
+    return load_chat_template(file, "byte")->render({}, false);
+  };
+  CHECK(rendered(R"( {"chat_template": "a\n{{ messages | length }}"})") == "a\n0");
+  CHECK(rendered(R"({"chat_template": [{"name": "default", "template": "b"}]})") == "b");
+  CHECK(rendered("{# a comment #}{{ 'c' }}") == "c");
+  CHECK(rendered("{{ 'd' }}") == "d");
+  CHECK_THROWS_WITH(rendered(R"({"template": "a"})"), Contains("has no key \"chat_template\""));
+  CHECK_THROWS_WITH(rendered(R"({"chat_template": )"), Contains("not JSON"));
 }
 
 TEST_CASE("the end of a turn is what the template writes after an answer") {

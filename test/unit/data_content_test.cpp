@@ -1,8 +1,10 @@
 // Tests that data are identified by their content.
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <chrono>
 #include <cstdlib>
 #include <fstream>
+#include <thread>
 
 #include <catch2/catch.hpp>
 
@@ -130,6 +132,22 @@ TEST_CASE("a large set is sampled at the start, and read whole once") {
   // Neither size nor time show this change, yet the kept hashes no longer count.
   change_byte(bin, kBetween);
   CHECK_FALSE(all_known(data::content_of_tokens(prefix)));
+}
+
+TEST_CASE("a kept hash counts once its file has been as it is for a while") {
+  const TemporaryFolder folder;
+  const Cache cache;
+  const fs::path file = folder / "rows.jsonl";
+  write_file_atomic(file, "one");
+  const auto hash = [&] { return data::hash_file(file, [] { return true; }); };
+  CHECK(data::settled_hash(file).empty());
+  const std::string first = hash();
+  std::this_thread::sleep_for(std::chrono::milliseconds(150));
+  CHECK(hash() == first);
+  CHECK(data::settled_hash(file) == first);
+  write_file_atomic(file, "two");
+  CHECK(data::settled_hash(file).empty());
+  CHECK(hash() != first);
 }
 
 TEST_CASE("hashes that lie beside other data are not believed") {

@@ -14,6 +14,7 @@
 #include "data/parquet/parquet_rows.h"
 #include "data/samples/column_text.h"
 #include "data/samples/sample_source.h"
+#include "test/support/environment.h"
 #include "test/support/temporary_folder.h"
 
 namespace data_samples_test {
@@ -183,6 +184,45 @@ TEST_CASE("conversations of ShareGPT and lists of JSON are rows, and history can
   CHECK(error_of(source, folder / "cache").find("chats.json") != std::string::npos);
 }
 
+TEST_CASE("parts of a content are joined where messages are plain, and the cache keeps both") {
+  const TemporaryFolder folder;
+  std::ofstream(folder / "a.jsonl")
+      << R"({"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}, )"
+      << R"({"role": "assistant", "content": "yo"}]})";
+  SampleSource source{.format = SampleSource::Format::messages,
+                      .files = {(folder / "a.jsonl").string()},
+                      .column = "messages",
+                      .chat_template = "{% for m in messages %}{{ m.content | trim }};{% endfor %}",
+                      .tokenizer = "byte",
+                      .name = "dataset.train"};
+  const auto as_given = tokenize_samples(source, folder / "cache").prefix;
+  CHECK(shown(as_given, 0) == "[{'type': 'text', 'text': 'hi'}];[yo;]");
+  source.plain_messages = true;
+  CHECK(shown(tokenize_samples(source, folder / "cache").prefix, 0) == "hi;[yo;]");
+}
+
+TEST_CASE("a changed template makes new tokens, and a template's date is that of no day") {
+  const TemporaryFolder folder;
+  write_rows(folder / "a.jsonl", 2);
+  fs::create_directories(folder / "template");
+  SampleSource source = pairs_of(folder / "a.jsonl");
+  source.chat_template = (folder / "template").string();
+  const auto with = [&](const std::string& begin) {
+    write_file_atomic(folder / "template/chat_template.jinja",
+                      begin + "{% for m in messages %}{{ m.content }};{% endfor %}");
+    return tokenize_samples(source, folder / "cache");
+  };
+  const auto first = with("<");
+  CHECK(shown(first.prefix, 1) == "<q1 ;[a1;]");
+  const auto second = with("{{ strftime_now('%a %d %b %Y ') }}");
+  CHECK(second.prefix != first.prefix);
+  CHECK(shown(second.prefix, 1) == "Fri 26 Jul 2024 q1 ;[a1;]");
+  CHECK_FALSE(with("<").built);
+  // The same template under another name has the same tokens.
+  source.chat_template = read_file(folder / "template/chat_template.jinja");
+  CHECK(tokenize_samples(source, folder / "cache").prefix == first.prefix);
+}
+
 TEST_CASE("token files of NanoGPT become documents, and other files are refused") {
   const TemporaryFolder folder;
   const auto write = [&](const std::string& name, std::vector<int32_t> header,
@@ -238,6 +278,32 @@ TEST_CASE("threads that start at once build the tokens once") {
   CHECK(built == 1);
 }
 
+TEST_CASE("a process that waits for the tokens of another one shows that it is alive") {
+  const TemporaryFolder folder;
+  write_rows(folder / "a.jsonl", 2000);
+  const SampleSource source = pairs_of(folder / "a.jsonl");
+  int first_alive = 0, second_alive = 0, waits = 0;
+  std::optional<std::thread> second;
+  bool second_built = true;
+  const auto progress = [&](const BuildProgress&) {
+    if (second) return;
+    second.emplace([&] {  // while the first has the lock
+      second_built = tokenize_samples(source, folder / "cache",
+                                      {.waits = [&] { ++waits; }, .alive = [&] { ++second_alive; }})
+                         .built;
+    });
+    std::this_thread::sleep_for(std::chrono::milliseconds(1000));
+  };
+  CHECK(tokenize_samples(source, folder / "cache",
+                         {.progress = progress, .alive = [&] { ++first_alive; }})
+            .built);
+  second->join();
+  CHECK_FALSE(second_built);
+  CHECK(first_alive > 0);
+  CHECK(second_alive > 5);
+  CHECK(waits == 1);
+}
+
 TEST_CASE("a broken row is named by file and line, and leaves nothing in the cache") {
   const TemporaryFolder folder;
   write_rows(folder / "a.jsonl", 100000);
@@ -254,6 +320,58 @@ TEST_CASE("a broken row is named by file and line, and leaves nothing in the cac
   source.completion = "{answer}";
   const std::string columns = error_of(source, folder / "cache");
   CHECK(columns.find("b.jsonl:1: the row has no column \"answer\", but q, a") != std::string::npos);
+}
+
+TEST_CASE("the rows of a JSON list lie in a folder of the process, and those of dead ones go") {
+  const TemporaryFolder folder;
+  const auto list = [&](int rows) {
+    std::string text;
+    for (int i = 0; i < rows; ++i)
+      text += fmt::format("{}{{\"q\": \"q{}\", \"a\": \"a\"}}", i == 0 ? "[" : ",\n", i);
+    write_file_atomic(folder / "a.json", text + "]");
+    return pairs_of(folder / "a.json");
+  };
+  const auto folders = [&] {
+    int count = 0;
+    for (const auto& entry : fs::directory_iterator(folder / "cache"))
+      count += entry.is_directory();
+    return count;
+  };
+  const auto hash = tokenize_samples(list(3), folder / "cache").prefix;
+  CHECK(folders() == 0);
+  for (const char* part : {".bin", ".idx", ".mask", ".hash"}) fs::remove(fs::path(hash) += part);
+  // Of a process that was killed, and of one on another host, which may live.
+  const std::string dead = hash.string() + ".rows.tmp.2147480000.0.";
+  fs::create_directories(dead + host_name() + "/x"), fs::create_directories(dead + "elsewhere");
+  CHECK(tokenize_samples(list(3), folder / "cache").built);
+  CHECK(folders() == 1);
+  CHECK(fs::exists(dead + "elsewhere"));
+  write_file_atomic(folder / "a.json", "[{");  // the conversion fails
+  CHECK(error_of(pairs_of(folder / "a.json"), folder / "cache") != "none");
+  CHECK(folders() == 1);
+}
+
+TEST_CASE("an error in a row names the user's file, and settings of recipes") {
+  const TemporaryFolder folder;
+  const std::string chat = R"({"dialog": [{"role": "assistant", "content": "x"}]})";
+  SampleSource source{.format = SampleSource::Format::messages,
+                      .files = {(folder / "a.json").string()},
+                      .column = "messages",
+                      .chat_template = "{{ messages[0].content }}",
+                      .tokenizer = "byte",
+                      .name = "dataset.train"};
+  write_file_atomic(folder / "a.json", "[" + chat + ", " + chat + "]");
+  CHECK(error_of(source, folder / "cache") ==
+        "dataset.train: " + (folder / "a.json, row 1: ").string() +
+            "the line lacks the field \"messages\" / write dataset.train.column: dialog");
+  source.column = "dialog";
+  write_file_atomic(folder / "a.json", "[" + chat + ", 5]");
+  CHECK_THAT(error_of(source, folder / "cache"), Catch::Matchers::Contains("a.json, row 2: not a"));
+  if (!reads_parquet()) return;
+  fs::copy_file(fs::path(MTRAIN_SOURCE_DIR) / "test/golden/rows/squad.parquet",
+                folder / "rows.parquet");
+  CHECK_THAT(error_of(pairs_of(folder / "rows.parquet"), folder / "cache"),
+             Catch::Matchers::Contains((folder / "rows.parquet, row 1: ").string()));
 }
 
 TEST_CASE("Parquet has the rows of its JSON lines, or is refused with its conversion") {
@@ -275,7 +393,7 @@ TEST_CASE("Parquet has the rows of its JSON lines, or is refused with its conver
   CHECK(rows != lines);
   for (int64_t d = 0; d < 8; ++d) CHECK(shown(rows, d) == shown(lines, d));
   for (const auto& entry : fs::directory_iterator(folder / "cache"))
-    CHECK(entry.path().extension() != ".rows");
+    CHECK_FALSE(entry.is_directory());
   std::ofstream(folder / "broken.parquet") << "PAR1";
   source.files = {(folder / "broken.parquet").string()};
   CHECK(error_of(source, folder / "cache").find("cannot read") != std::string::npos);
@@ -300,6 +418,81 @@ TEST_CASE("files are those of the split and of the subset") {
   CHECK(error_of(source, folder / "cache").find("no rows of the split `dev`") != std::string::npos);
   source.files = {"no_such_file.jsonl"};
   CHECK(error_of(source, folder / "cache").find("no_such_file.jsonl") != std::string::npos);
+}
+
+TEST_CASE("held-out files, other splits and other subsets are not training data") {
+  const TemporaryFolder folder;
+  SampleSource source = pairs_of(folder / "d");
+  // Returns the names of the files of a split, of a folder that has these files alone.
+  const auto chosen = [&](const std::vector<std::string>& files, const std::string& split) {
+    fs::remove_all(folder / "d");
+    for (const std::string& name : files) {
+      fs::create_directories((folder / "d" / name).parent_path());
+      write_rows(folder / "d" / name, 1);
+    }
+    source.split = split.empty() ? Split{} : *parse_split(split);
+    std::string names;
+    try {
+      for (const fs::path& file : files_of(source))
+        names += (names.empty() ? "" : " ") + file.lexically_relative(folder / "d").string();
+    } catch (const UserError& e) {
+      return e.message() + " / " + e.hint();
+    }
+    return names;
+  };
+  const std::vector<std::string> held_out{"data.jsonl", "dev.jsonl", "valid.jsonl", "eval_2.jsonl",
+                                          "my-val.jsonl"};
+  CHECK(chosen(held_out, "") == "data.jsonl");
+  CHECK(chosen(held_out, "validation") == "dev.jsonl my-val.jsonl valid.jsonl");
+  CHECK(chosen(held_out, "test") == "eval_2.jsonl");
+  CHECK(chosen({"train1.jsonl", "train2.jsonl", "notes.json"}, "") == "train1.jsonl train2.jsonl");
+  CHECK(chosen({"part1.jsonl", "part10.jsonl"}, "part1") == "part1.jsonl");
+  CHECK(chosen({"train/a.jsonl", "train/dev.jsonl", "b.jsonl"}, "") == "train/a.jsonl");
+  const std::vector<std::string> shards{"data/train_sft-00000-of-00001.jsonl",
+                                        "data/train_gen-00000-of-00001.jsonl"};
+  CHECK(chosen(shards, "train_gen") == shards[1]);
+  CHECK_THAT(chosen(shards, "train"), Catch::Matchers::Contains("no rows of the split `train`") &&
+                                          Catch::Matchers::EndsWith("has: train_gen, train_sft"));
+  CHECK(chosen({"en-train-00000-of-00001.jsonl"}, "train") == "en-train-00000-of-00001.jsonl");
+  const std::vector<std::string> subsets{"main/train-00000-of-00001.jsonl",
+                                         "socratic/train-00000-of-00001.jsonl"};
+  CHECK_THAT(chosen(subsets, "train"), Catch::Matchers::Contains("has `train` in several folders: "
+                                                                 "main, socratic / write "
+                                                                 "dataset.train.subset: FOLDER"));
+  source.subset = "main";
+  CHECK(chosen(subsets, "train") == subsets[0]);
+  source.subset = "";
+  if (reads_parquet())
+    CHECK_THAT(chosen({"train.jsonl", "train.parquet"}, ""),
+               Catch::Matchers::Contains("JSON lines (train.jsonl) and as Parquet"));
+}
+
+TEST_CASE("a data set of which some files were not downloaded is refused with the command") {
+  const TemporaryFolder folder;
+  const std::string commit = "0123456789abcdef0123456789abcdef01234567";
+  const fs::path repository = folder / "datasets--org--set",
+                 data = repository / "snapshots" / commit / "data";
+  const Environment cache{"HF_HUB_CACHE", folder.path.c_str()};
+  fs::create_directories(repository / "refs"), fs::create_directories(data);
+  write_file_atomic(repository / "refs/main", commit);
+  const auto add = [&](const char* name) { write_rows(data / name, 2); };
+  add("train-00000-of-00003-abc.jsonl"), add("train-00002-of-00003-ef.jsonl");
+  add("test-00000-of-00001.jsonl");
+  SampleSource source = pairs_of("org/set");
+  const std::string error = error_of(source, folder / "cache");
+  CHECK_THAT(error, Catch::Matchers::Contains("only 2 of the 3 files") &&
+                        Catch::Matchers::Contains("data/train-*-of-00003.jsonl are there") &&
+                        Catch::Matchers::Contains("`hf download org/set --repo-type dataset`"));
+  source.split = *parse_split("test");
+  CHECK(files_of(source).size() == 1);
+  source.split = *parse_split("train");
+  source.files = {(data / "train-00000-of-00003-abc.jsonl").string()};  // a part, on purpose
+  CHECK(files_of(source).size() == 1);
+  source.files = {data.string()};
+  CHECK_THAT(error_of(source, folder / "cache"), Catch::Matchers::Contains("/ to use a part"));
+  add("train-00001-of-00003-0.jsonl");
+  source.files = {"org/set"};
+  CHECK(files_of(source).size() == 3);
 }
 
 TEST_CASE("random tokens are below the vocabulary, and the last has no label") {

@@ -45,20 +45,24 @@ TEST_CASE("AutoModel's defaults hold where its recipes leave something out, and 
   CHECK(of_automodel.train.seed == 42);
   CHECK(of_automodel.optimizer.clip_grad == 1);
   CHECK(of_automodel.checkpoint.every_steps == 100);
+  CHECK(of_automodel.validation.steps == 0);  // all held-out rows
   CHECK_FALSE(of_automodel.given("train.epochs"));
   CHECK_THAT(diagnostics.text(Severity::resolved),
              Contains("as AutoModel has it, ") && Contains("train.epochs: 10") &&
-                 Contains("lr_scheduler.style: constant") && !Contains("clip_grad"));
+                 Contains("validation.steps: 0") && Contains("lr_scheduler.style: constant") &&
+                 !Contains("clip_grad"));
   CHECK(own.lr_scheduler.style == LrStyle::cosine);
   CHECK_FALSE(own.train.epochs);
+  CHECK(own.validation.steps == 10);
 
   // What a recipe or the command line sets stays.
   const Recipe set = loaded(kTrainer +
                                 "step_scheduler: {max_steps: 7, num_epochs: 2, "
                                 "ckpt_every_steps: 3}\nseed: 5\n",
-                            {"optimizer.clip_grad=0"});
+                            {"optimizer.clip_grad=0", "validation.steps=4"});
   CHECK((set.train.steps == 7 && set.train.epochs == 2.0));
   CHECK((set.checkpoint.every_steps == 3 && set.train.seed == 5 && set.optimizer.clip_grad == 0));
+  CHECK(set.validation.steps == 4);
   CHECK_FALSE(
       loaded(kTrainer + "step_scheduler: {num_epochs: 2}\n", {"train.steps=9"}).train.epochs);
   CHECK_FALSE(loaded(kTrainer + "step_scheduler: {max_steps: 7, num_epochs: null}\n").train.epochs);
@@ -113,6 +117,32 @@ TEST_CASE("AutoModel's scheduler derives its warm-up and its rates") {
   CHECK((again.train.steps == 300 && again.lr_scheduler.warmup_steps == 30));
   CHECK(again.lr_scheduler.init_lr == epochs.lr_scheduler.init_lr);
   CHECK(again.train.seed == 42);
+}
+
+TEST_CASE("each epoch of AutoModel's recipes ends with a step, whose samples need not fill it") {
+  struct Row {
+    const char* set;
+    int64_t samples, steps;
+  };
+  for (const Row& row : {Row{"", 100, 20}, Row{"train.epochs=3", 128, 6}, Row{"", 5, 10},
+                         Row{"train.epochs=0.5", 100, 1}, Row{"train.steps=7", 100, 7}}) {
+    std::vector<std::string> set{"train.global_batch_size=64"};
+    if (*row.set) set.emplace_back(row.set);
+    Recipe direct = loaded(kTrainer, set);
+    INFO(row.set << ", " << row.samples << " samples");
+    Diagnostics diagnostics;
+    Recipe printed = plan::load_recipe_text(interchange::model_source(), print_recipe(direct),
+                                            "printed", {}, diagnostics, 1);
+    for (Recipe* r : {&direct, &printed}) {
+      if (!r->steps_known()) plan::resolve_epochs(*r, row.samples, diagnostics);
+      CHECK(r->train.steps == row.steps);
+    }
+    CHECK_FALSE(diagnostics.has_errors());
+  }
+  Recipe own = loaded("", {"train.global_batch_size=64", "train.epochs=10"});
+  Diagnostics diagnostics;
+  plan::resolve_epochs(own, 100, diagnostics);
+  CHECK(own.train.steps == 16);
 }
 
 TEST_CASE("NCCL, which all of AutoModel's recipes name, means the backend of the device") {

@@ -30,6 +30,7 @@ TEST_CASE("every key of a recipe has an outcome") {
       "  padding: max_length\n"
       "optimizer:\n  _target_: flashoptim.FlashAdamW\n  lr: 1.0e-5\n  master_weight_bits: 24\n"
       "distributed: {ep_size: null}\n"
+      "model.backend: {compile_attn: true, fuse_x: true, fuse_y: false}\n"
       "nonsense: {a: 1}\n";
   Diagnostics diagnostics;
   const Recipe r = plan::load_recipe_text(interchange::model_source(), text, "r.yaml", {},
@@ -54,6 +55,12 @@ TEST_CASE("every key of a recipe has an outcome") {
   CHECK(outcomes.at("dataset.split") == "dataset.train_samples.split: 'train[:7]'");
   CHECK_THAT(outcomes.at("dataset.padding"), Contains("without padding"));
   CHECK(outcomes.at("distributed.ep_size") == "nothing is set");
+  for (const char* key : {"model.backend.compile_attn", "model.backend.fuse_x"})
+    CHECK_THAT(outcomes.at(key), StartsWith("is ignored: mtrain chooses its kernels"));
+  CHECK(outcomes.at("model.backend.fuse_y") == "as in mtrain, so nothing is set");
+  CHECK_THAT(diagnostics.text(Severity::warning), Contains("model.backend.compile_attn") &&
+                                                      Contains("model.backend.fuse_x") &&
+                                                      !Contains("fuse_y"));
   CHECK(outcomes.at("autocast.dtype") == "as in mtrain, so nothing is set");
   CHECK_THAT(outcomes.at("nonsense"), StartsWith("error: there is no such key"));
   for (const auto& [key, outcome] : outcomes) {

@@ -99,9 +99,10 @@ TEST_CASE("AutoModel's other classes of data") {
       "  chat_template: chat.jinja\n"));
   CHECK(chat.dataset.train_samples.format == SampleFormat::messages);
   CHECK(chat.dataset.train_samples.cut);
+  CHECK(chat.dataset.train_samples.plain_messages);
   CHECK(chat.dataset.train_samples.shuffle_seed == 42);
   CHECK(chat.dataset.train_samples.chat_template == "chat.jinja");
-  CHECK(chat.dataset.seq_length == 2048);
+  CHECK(chat.dataset.seq_length == 2047);  // inputs of a row that is cut at 2048 tokens
   const Recipe columns = loaded(with_data(
       "column_mapped_text_instruction_dataset.ColumnMappedTextInstructionDataset\n"
       "  path_or_dataset_id: [a.jsonl, b.jsonl]\n  split: train\n  answer_only_loss_mask: false\n"

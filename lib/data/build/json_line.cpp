@@ -102,25 +102,27 @@ std::optional<std::vector<std::string>> texts_of_line(std::string_view line,
 }
 
 std::optional<ChatText> chat_of_line(std::string_view line, const std::string& field,
-                                     const ChatTemplate& chat, LineFault& fault, bool headers,
-                                     const std::string& otherwise) {
+                                     const ChatTemplate& chat, LineFault& fault,
+                                     const ChatLine& how) {
   try {
     const auto row = parse_ordered_json(line, "the line");
     if (!row.is_object()) {
       fault.why = "not a JSON object";
       return std::nullopt;
     }
-    const bool other = !otherwise.empty() && !row.contains(field) && row.contains(otherwise);
+    const bool other =
+        !how.otherwise.empty() && !row.contains(field) && row.contains(how.otherwise);
     if (!other && !row.contains(field)) {
       fault = fault_without_messages(row, field);
       return std::nullopt;
     }
-    const Conversation conversation = read_conversation(row, other ? otherwise : field);
+    const Conversation conversation =
+        read_conversation(row, other ? how.otherwise : field, how.plain);
     if (std::ranges::count(conversation.by_assistant, true) == 0) {
       fault.why = "the conversation has no message of the assistant, so no label";
       return std::nullopt;
     }
-    return chat.training_text(conversation, headers);
+    return chat.training_text(conversation, how.headers);
   } catch (const UserError& e) {
     fault.why = e.message();
     if (!e.hint().empty()) fault.hint = e.hint();

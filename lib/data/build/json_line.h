@@ -20,11 +20,16 @@ std::optional<std::vector<std::string>> texts_of_line(std::string_view line,
                                                       const std::vector<std::string>& fields,
                                                       bool earlier, LineFault& fault);
 
+struct ChatLine {
+  bool headers = false;        // as in training_text()
+  bool plain = false;          // as in read_conversation()
+  std::string otherwise = {};  // the field that is read if the line lacks the other; empty: none
+};
+
 // Returns the text of the conversation in this field, for training. If there is none, or the
-// template refuses it, returns nothing and sets `fault`. `headers` is as in training_text().
-// If the line lacks `field`, `otherwise` is read instead, unless it is empty.
+// template refuses it, returns nothing and sets `fault`.
 std::optional<ChatText> chat_of_line(std::string_view line, const std::string& field,
                                      const ChatTemplate& chat, LineFault& fault,
-                                     bool headers = false, const std::string& otherwise = {});
+                                     const ChatLine& how = {});
 
 }  // namespace mtrain::data

@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "base/regular_file.h"
+#include "base/strings.h"
 #include "data/jinja/text.h"
 
 namespace mtrain::data {
@@ -68,14 +69,37 @@ bool looks_like_template(const std::string& text) {
   return text.find("{{") != std::string::npos || text.find("{%") != std::string::npos;
 }
 
+// Whether a file holds a JSON object. A template may begin with {{, {% or {#.
+bool is_json_object(std::string_view text) {
+  text = trim(text);
+  return text.size() > 1 && text[0] == '{' && std::string_view("{%#").find(text[1]) == text.npos;
+}
+
+// Reads a template, or a configuration of a tokenizer that has one.
+std::string read_template(const std::string& file) {
+  std::string text = read_regular_file(file, kLargestJson);
+  if (!is_json_object(text)) return text;
+  text = template_of(parse_ordered_json(text, file), file);
+  if (text.empty())
+    throw UserError(fmt::format("{} has no key \"chat_template\"", file),
+                    "give a template, or a tokenizer_config.json that has one");
+  return text;
+}
+
+// Friday, 26 July 2024
+constexpr std::tm kTrainingDay{
+    .tm_mday = 26, .tm_mon = 6, .tm_year = 124, .tm_wday = 5, .tm_yday = 207};
+
 }  // namespace
 
 ChatTemplate::ChatTemplate(std::string_view source, std::string name,
                            jinja::Variables special_tokens)
-    : template_(source, std::move(name)), special_tokens_(std::move(special_tokens)) {}
+    : source_(source),
+      template_(source, std::move(name)),
+      special_tokens_(std::move(special_tokens)) {}
 
 jinja::Rendered ChatTemplate::render_first(const Conversation& conversation, size_t count, bool ask,
-                                           bool track) const {
+                                           bool track, std::optional<std::tm> now) const {
   const auto& all = conversation.messages;
   jinja::Variables variables = special_tokens_;
   variables.emplace_back("messages",
@@ -83,7 +107,7 @@ jinja::Rendered ChatTemplate::render_first(const Conversation& conversation, siz
   variables.emplace_back("tools", conversation.tools);
   variables.emplace_back("documents", jinja::Value());
   variables.emplace_back("add_generation_prompt", jinja::Value(ask));
-  return template_.render(variables, track);
+  return template_.render(variables, track, {}, now);
 }
 
 std::string ChatTemplate::render(const Conversation& conversation, bool ask) const {
@@ -92,7 +116,8 @@ std::string ChatTemplate::render(const Conversation& conversation, bool ask) con
 
 ChatText ChatTemplate::training_text(const Conversation& conversation, bool headers) const {
   const bool track = template_.has_generation();
-  jinja::Rendered all = render_first(conversation, conversation.messages.size(), false, track);
+  jinja::Rendered all =
+      render_first(conversation, conversation.messages.size(), false, track, kTrainingDay);
   if (!track) all.generated = spans_by_prefixes(conversation, all.text, headers);
   std::erase_if(all.generated, [](const auto& span) { return span.first == span.second; });
   if (all.generated.empty())
@@ -106,9 +131,11 @@ std::vector<std::pair<size_t, size_t>> ChatTemplate::spans_by_prefixes(
   for (size_t i = 0; i < conversation.messages.size(); ++i) {
     if (!conversation.by_assistant[i]) continue;
     const bool last = i + 1 == conversation.messages.size();
-    const std::string through = last ? text : render_first(conversation, i + 1, false, false).text;
-    std::string before = render_first(conversation, i, !headers, false).text;
-    if (!through.starts_with(before)) before = render_first(conversation, i, false, false).text;
+    const std::string through =
+        last ? text : render_first(conversation, i + 1, false, false, kTrainingDay).text;
+    std::string before = render_first(conversation, i, !headers, false, kTrainingDay).text;
+    if (!through.starts_with(before))
+      before = render_first(conversation, i, false, false, kTrainingDay).text;
     if (!through.starts_with(before) || !text.starts_with(through))
       throw UserError(
           fmt::format("{} writes the messages before number {} differently when others follow, so "
@@ -149,7 +176,7 @@ std::shared_ptr<const ChatTemplate> load_chat_template(const std::string& given,
     if (!fs::exists(given, error))
       throw UserError(fmt::format("the chat template {} does not exist", given),
                       "give a file, a folder that holds one, or the text of a template");
-    folder.source = read_regular_file(given, kLargestJson);
+    folder.source = read_template(given);
     folder.name = "the chat template " + given;
   }
   if (folder.source.empty())

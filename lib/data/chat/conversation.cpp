@@ -2,8 +2,10 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "base/strings.h"
 #include "data/chat/chat_template.h"
+#include "data/jinja/function.h"
 #include "data/jinja/json_value.h"
 
 namespace mtrain::data {
@@ -82,6 +84,50 @@ void check_content(const OrderedJson& message, size_t number) {
     refuse_message(number, fmt::format("its content is {}, not a text", kind_of(*content)));
 }
 
+// Replaces a content that is null or a list of parts by its text.
+void make_content_plain(OrderedJson& message, size_t number) {
+  OrderedJson& content = message["content"];
+  if (content.is_null()) content = "";
+  if (!content.is_array()) return;
+  std::string text;
+  for (size_t i = 0; i < content.size(); ++i) {
+    OrderedJson& part = content[i];
+    if (part.is_object() && !part.contains("type")) part["type"] = "text";
+    check_part(part, number);
+    text += (i == 0 ? "" : " ") + part["text"].get<std::string>();
+  }
+  content = text;
+}
+
+// Replaces the arguments of an assistant's calls by their JSON text, and adds what a call lacks.
+void make_calls_plain(OrderedJson& calls) {
+  for (size_t i = 0; i < calls.size(); ++i) {
+    OrderedJson& call = calls[i];
+    if (!call.is_object()) continue;  // the template decides
+    const auto add = [&](const char* key, const std::string& text) {
+      OrderedJson& value = call[key];
+      if (value.is_null() || value == "") value = text;
+    };
+    add("id", fmt::format("call_{}", i));
+    add("type", "function");
+    const auto function = call.find("function");
+    if (function == call.end() || !function->is_object()) continue;
+    const auto arguments = function->find("arguments");
+    if (arguments != function->end() && !arguments->is_string() && !arguments->is_null())
+      *arguments = jinja::to_json(jinja::value_of_json(*arguments), {.ascii = true});
+  }
+}
+
+void make_plain(OrderedJson& message, size_t number) {
+  make_content_plain(message, number);
+  if (message["role"] != "assistant") return;
+  if (const auto thought = message.find("reasoning_content");
+      thought != message.end() && thought->is_null())
+    *thought = "";
+  if (const auto calls = message.find("tool_calls"); calls != message.end() && calls->is_array())
+    make_calls_plain(*calls);
+}
+
 // Returns the message as a template reads it. What an assistant thinks has several names, as in
 // transformers.
 jinja::Value value_of_message(const OrderedJson& message) {
@@ -101,7 +147,22 @@ jinja::Value value_of_message(const OrderedJson& message) {
 
 }  // namespace
 
-Conversation read_conversation(const OrderedJson& row, const std::string& field) {
+namespace {
+
+// Returns the list of tools that a row has; null without tools.
+OrderedJson tools_of(const OrderedJson& row) {
+  const auto found = row.find("tools");
+  if (found == row.end() || found->is_null()) return nullptr;
+  OrderedJson tools =
+      found->is_string() ? parse_ordered_json(found->get<std::string>(), "\"tools\"") : *found;
+  if (!tools.is_array() && !tools.is_null())
+    throw UserError(fmt::format("\"tools\" is {}, not a list", kind_of(tools)));
+  return tools.empty() ? nullptr : tools;
+}
+
+}  // namespace
+
+Conversation read_conversation(const OrderedJson& row, const std::string& field, bool plain) {
   const auto found = row.find(field);
   if (found == row.end()) throw UserError(fmt::format("the row lacks the field \"{}\"", field));
   if (!found->is_array())
@@ -113,17 +174,15 @@ Conversation read_conversation(const OrderedJson& row, const std::string& field)
       if (!(*found)[i].is_object())
         refuse_message(i + 1, fmt::format("it is {}, not an object with a role and a content",
                                           kind_of((*found)[i])));
-      const OrderedJson message = with_role((*found)[i]);
+      OrderedJson message = with_role((*found)[i]);
       check_role(message, i + 1);
+      if (plain) make_plain(message, i + 1);
       check_content(message, i + 1);
       out.messages.push_back(value_of_message(message));
       out.by_assistant.push_back(message["role"] == "assistant");
     }
-    if (const auto tools = row.find("tools"); tools != row.end() && !tools->is_null()) {
-      if (!tools->is_array())
-        throw UserError(fmt::format("\"tools\" is {}, not a list", kind_of(*tools)));
-      if (!tools->empty()) out.tools = jinja::value_of_json(*tools);
-    }
+    if (const OrderedJson tools = tools_of(row); !tools.is_null())
+      out.tools = jinja::value_of_json(tools);
   } catch (const jinja::Fault& fault) {
     throw UserError(fault.why);
   }

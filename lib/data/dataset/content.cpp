@@ -194,6 +194,15 @@ std::string hash_file(const fs::path& path, const std::function<bool()>& keep_go
   return hash;
 }
 
+std::string settled_hash(const fs::path& path) {
+  constexpr int64_t kSameTime = 100'000'000;  // nanoseconds; a file system's clock is coarser
+  const auto info = look_at(path);
+  const auto file = info ? cache_file(*info) : std::nullopt;
+  const auto kept = file ? look_at(*file) : std::nullopt;
+  if (!kept || nanoseconds(kept->st_mtim) < nanoseconds(info->st_ctim) + kSameTime) return "";
+  return kept_hash(path);
+}
+
 std::string print_content(const Content& content) {
   std::string text;
   for (const FileContent& f : content)

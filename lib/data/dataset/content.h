@@ -40,6 +40,10 @@ void write_content(const std::filesystem::path& prefix,
 // returns false, or if the file changes during the call.
 std::string hash_file(const std::filesystem::path& path, const std::function<bool()>& keep_going);
 
+// Returns the hash that hash_file() has kept for this file; "" if there is none, or if it was kept
+// so shortly after the file's last change that a later change may have had the same time.
+std::string settled_hash(const std::filesystem::path& path);
+
 // Prints a line for each file, as in <prefix>.hash. An unknown hash is "-".
 std::string print_content(const Content& content);
 // Reads such lines. Returns an empty list if they are malformed.

@@ -11,12 +11,9 @@
 #include "data/dataset/permutation.h"
 
 namespace mtrain::data {
-namespace {
 
 namespace fs = std::filesystem;
 
-// Returns the template that the source names; null if it has none. `auto` on a tokenizer without a
-// template means none.
 std::shared_ptr<const ChatTemplate> chat_template_of(const SampleSource& source) {
   using Format = SampleSource::Format;
   const bool chat = source.format == Format::messages;
@@ -34,11 +31,9 @@ std::shared_ptr<const ChatTemplate> chat_template_of(const SampleSource& source)
   }
 }
 
-}  // namespace
-
 RowEncoder::RowEncoder(const SampleSource& source, const std::vector<fs::path>& files,
-                       const Tokenizer& tokenizer)
-    : source_(source), tokenizer_(tokenizer), chat_(chat_template_of(source)) {
+                       const Tokenizer& tokenizer, std::shared_ptr<const ChatTemplate> chat)
+    : source_(source), tokenizer_(tokenizer), chat_(std::move(chat)) {
   if (source.format == SampleSource::Format::prompt_completion) {
     prompt_.emplace(source.prompt, source.name + ".prompt");
     completion_.emplace(source.completion, source.name + ".completion");
@@ -90,8 +85,10 @@ bool RowEncoder::encode(std::string_view line, LineFault& fault, std::vector<int
   try {
     if (source_.format == Format::messages) {
       // Data of ShareGPT call their messages conversations.
-      auto chat = chat_of_line(line, source_.column, *chat_, fault, source_.headers,
-                               source_.column == "messages" ? "conversations" : "");
+      auto chat = chat_of_line(line, source_.column, *chat_, fault,
+                               {.headers = source_.headers,
+                                .plain = source_.plain_messages,
+                                .otherwise = source_.column == "messages" ? "conversations" : ""});
       if (!chat) return false;
       if (source_.last_answer) chat->spans.erase(chat->spans.begin(), chat->spans.end() - 1);
       encode_chat(*chat, tokenizer_, tokens, labels);

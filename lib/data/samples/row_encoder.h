@@ -12,10 +12,15 @@
 
 namespace mtrain::data {
 
+// Returns the template that the source names; null if it has none. `auto` on a tokenizer without a
+// template means none. Throws UserError if it cannot be read.
+std::shared_ptr<const ChatTemplate> chat_template_of(const SampleSource& source);
+
 class RowEncoder final : public LineEncoder {
  public:
+  // `chat` is chat_template_of(source).
   RowEncoder(const SampleSource& source, const std::vector<std::filesystem::path>& files,
-             const Tokenizer& tokenizer);
+             const Tokenizer& tokenizer, std::shared_ptr<const ChatTemplate> chat);
 
   bool wants(const std::filesystem::path& file, int64_t line) const override;
   bool encode(std::string_view line, LineFault& fault, std::vector<int32_t>& tokens,

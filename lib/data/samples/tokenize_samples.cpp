@@ -1,9 +1,16 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <unistd.h>
+#include <algorithm>
+#include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <fstream>
+#include <map>
+#include <optional>
+#include <thread>
+#include <utility>
 
 #include "base/content_hash.h"
 #include "base/error.h"
@@ -22,15 +29,24 @@ namespace {
 namespace fs = std::filesystem;
 
 // Changes whenever the same source gives other tokens.
-constexpr const char* kVersion = "samples 1";
+constexpr const char* kVersion = "samples 2";
 
-std::string hash_of(const fs::path& file) {
-  return hash_file(file, [] { return true; });
+std::string hash_of(const fs::path& file, const TokenizeCalls& calls) {
+  if (std::string known = settled_hash(file); !known.empty()) return known;
+  std::string hash = hash_file(file, [&] {
+    if (calls.alive) calls.alive();
+    return true;
+  });
+  if (hash.empty())
+    throw RunError(fmt::format("{} changed while it was read", file.string()),
+                   "start again once the file is complete");
+  return hash;
 }
 
 // Returns a hash of all that decides the tokens: settings, and the content of data, tokenizer and
 // template.
-std::string key_of(const SampleSource& s, const std::vector<fs::path>& files) {
+std::string key_of(const SampleSource& s, const std::vector<fs::path>& files,
+                   const ChatTemplate* chat, const TokenizeCalls& calls) {
   ContentHash key;
   const auto add = [&](const std::string& text) { key.add(text).add(std::string_view("\0", 1)); };
   const auto bound = [](const std::optional<Split::Bound>& b) {
@@ -41,31 +57,42 @@ std::string key_of(const SampleSource& s, const std::vector<fs::path>& files) {
                   s.headers, s.end_of_text, bound(s.split.begin), bound(s.split.end),
                   s.limit.value_or(-1), s.shuffle_seed.value_or(-1)));
   if (s.last_answer) add("last_answer");
-  for (const std::string& text : {s.column, s.prompt, s.completion, s.chat_template}) add(text);
+  if (s.plain_messages) add("plain_messages");
+  for (const std::string& text : {s.column, s.prompt, s.completion}) add(text);
+  add(chat ? "a template: " + chat->source() : "no template");
+  for (const fs::path& file : files) add(hash_of(file, calls));
   std::error_code error;
-  if (fs::is_regular_file(s.chat_template, error)) add(hash_of(s.chat_template));
-  for (const fs::path& file : files) add(hash_of(file));
   const fs::path at = s.tokenizer;
   const fs::path folder = fs::is_directory(at, error) ? at : at.parent_path();
   for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-                           "chat_template.jinja", "generation_config.json"})
+                           "generation_config.json"})
     if (s.tokenizer != "byte" && fs::is_regular_file(folder / name, error))
-      add(fmt::format("{} {}", name, hash_of(folder / name)));
-  if (fs::is_regular_file(at, error)) add(hash_of(at));
+      add(fmt::format("{} {}", name, hash_of(folder / name, calls)));
+  if (fs::is_regular_file(at, error)) add(hash_of(at, calls));
   return key.hex();
 }
 
 // Holds the lock of a file until the end of its life. Other processes wait in the constructor. On a
-// file system without locks nobody waits: processes then build the same files, each of which is
-// renamed when it is complete.
+// file system without locks nobody waits: processes then build the same files, each under names of
+// its own, and rename them when they are complete.
 class WaitingLock {
  public:
-  explicit WaitingLock(const fs::path& path)
+  WaitingLock(const fs::path& path, const TokenizeCalls& calls)
       : fd_(::open(path.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0666)) {
     if (fd_ < 0)
       throw RunError(fmt::format("cannot write {}: {}", path.string(), std::strerror(errno)),
                      "set dataset.cache_dir to a folder that can be written");
-    while (::flock(fd_, LOCK_EX) != 0 && errno == EINTR) continue;
+    // flock() itself would wait without a sign of life.
+    constexpr auto kLongest = std::chrono::milliseconds(250);
+    bool waited = false;
+    for (auto pause = std::chrono::milliseconds(1); ::flock(fd_, LOCK_EX | LOCK_NB) != 0;) {
+      if (errno == EINTR) continue;
+      if (errno != EWOULDBLOCK) return;  // a file system without locks
+      if (pause == kLongest && calls.waits && !std::exchange(waited, true)) calls.waits();
+      if (calls.alive) calls.alive();
+      std::this_thread::sleep_for(pause);
+      pause = std::min(kLongest, 2 * pause);
+    }
   }
   ~WaitingLock() { ::close(fd_); }
   WaitingLock(const WaitingLock&) = delete;
@@ -93,38 +120,74 @@ void json_list_to_lines(const fs::path& file, const fs::path& lines) {
                    "set dataset.cache_dir to a folder with more space");
 }
 
-// The rows of Parquet files and JSON lists as JSON lines, in a folder that is removed at the end of
-// its life.
+// A folder of this process alone, which is removed at the end of its life. Its name is that of a
+// temporary file of `path`.
+class OwnFolder {
+ public:
+  explicit OwnFolder(const fs::path& path) : path_(path) {
+    static std::atomic<int> count{0};
+    remove_stale_temporaries(path);
+    path_ += fmt::format(".tmp.{}.{}.{}", ::getpid(), count++, host_name());
+  }
+  ~OwnFolder() {
+    std::error_code error;
+    fs::remove_all(path_, error);
+  }
+  OwnFolder(const OwnFolder&) = delete;
+  OwnFolder& operator=(const OwnFolder&) = delete;
+
+  const fs::path& path() const { return path_; }
+
+ private:
+  fs::path path_;
+};
+
+// The rows of Parquet files and JSON lists as JSON lines, in a temporary folder.
 class ReadableFiles {
  public:
-  ReadableFiles(std::vector<fs::path> files, fs::path folder)
-      : files_(std::move(files)), folder_(std::move(folder)) {
+  ReadableFiles(std::vector<fs::path> files, const fs::path& folder, const TokenizeCalls& calls)
+      : files_(std::move(files)), folder_(folder) {
     for (size_t i = 0; i < files_.size(); ++i) {
       const bool list = is_json_list(files_[i]);
       if (!list && files_[i].extension() != ".parquet") continue;
-      fs::create_directories(folder_);
+      fs::create_directories(folder_.path());
       const fs::path lines =
-          folder_ / fmt::format("{:05}-{}.jsonl", i, files_[i].filename().string());
+          folder_.path() / fmt::format("{:05}-{}.jsonl", i, files_[i].filename().string());
       if (list)
         json_list_to_lines(files_[i], lines);
       else
         parquet_to_json_lines(files_[i], lines);
-      files_[i] = lines;
+      if (calls.alive) calls.alive();
+      given_[lines.string()] = std::exchange(files_[i], lines).string();
     }
   }
-  ~ReadableFiles() {
-    std::error_code error;
-    fs::remove_all(folder_, error);
-  }
-  ReadableFiles(const ReadableFiles&) = delete;
-  ReadableFiles& operator=(const ReadableFiles&) = delete;
-
   const std::vector<fs::path>& files() const { return files_; }
+
+  // Replaces the name of a file in the folder by that of the user's file: LINES.jsonl:7 becomes
+  // FILE.parquet, row 7.
+  std::string with_given_names(std::string message) const {
+    for (const auto& [lines, given] : given_) {
+      const size_t at = message.find(lines);
+      if (at == std::string::npos) continue;
+      const bool row = message.compare(at + lines.size(), 1, ":") == 0;
+      message.replace(at, lines.size() + size_t(row), given + (row ? ", row " : ""));
+    }
+    return message;
+  }
 
  private:
   std::vector<fs::path> files_;
-  fs::path folder_;
+  std::map<std::string, std::string> given_;  // the user's file of each file in the folder
+  OwnFolder folder_;
 };
+
+// A recipe has other words than the options of `mtrain data build`, and none that leaves lines out.
+std::string hint_for_recipe(const std::string& hint, const SampleSource& source) {
+  const std::string_view column = "give --messages-field ";
+  if (hint.starts_with(column))
+    return fmt::format("write {}.column: {}", source.name, hint.substr(column.size()));
+  return hint.find("--skip-bad-lines") == std::string::npos ? hint : "fix the line, or remove it";
+}
 
 // The index is written last.
 bool complete(const fs::path& prefix) {
@@ -135,43 +198,48 @@ bool complete(const fs::path& prefix) {
 }  // namespace
 
 TokenizedSamples tokenize_samples(const SampleSource& source, const fs::path& cache,
-                                  const std::function<void(const BuildProgress&)>& progress) {
+                                  const TokenizeCalls& calls) {
   const std::vector<fs::path> files = files_of(source);
   std::error_code error;
   fs::create_directories(cache, error);
   if (error)
     throw RunError(fmt::format("cannot make the folder {}: {}", cache.string(), error.message()),
                    "set dataset.cache_dir to a folder that can be written");
-  const fs::path prefix = cache / key_of(source, files);
-  if (complete(prefix)) return {prefix};
-  const WaitingLock lock(fs::path(prefix).concat(".lock"));
-  if (complete(prefix)) return {prefix};
+  const auto chat = chat_template_of(source);
+  const fs::path prefix = cache / key_of(source, files, chat.get(), calls);
+  if (complete(prefix)) return {prefix, false, int64_t(files.size())};
+  const WaitingLock lock(fs::path(prefix).concat(".lock"), calls);
+  if (complete(prefix)) return {prefix, false, int64_t(files.size())};
   if (source.format == SampleSource::Format::tokens) {
     try {
       convert_token_files(files, prefix);
     } catch (const UserError& e) {
       throw UserError(fmt::format("{}: {}", source.name, e.message()), e.hint());
     }
-    return {prefix, true};
+    return {prefix, true, int64_t(files.size())};
   }
   const auto tokenizer = load_tokenizer(source.tokenizer);
   BuildOptions build{.output = prefix,
                      .format = InputFormat::jsonl,
                      .bos = BeginOfText::none,
                      .append_eod = false};
+  std::optional<ReadableFiles> readable;
   try {
-    const ReadableFiles readable(files, fs::path(prefix).concat(".rows"));
-    build.inputs = readable.files();
-    build.lines = std::make_shared<RowEncoder>(source, readable.files(), *tokenizer);
-    build_dataset(build, *tokenizer, progress);
+    readable.emplace(files, fs::path(prefix).concat(".rows"), calls);
+    build.inputs = readable->files();
+    build.lines = std::make_shared<RowEncoder>(source, readable->files(), *tokenizer, chat);
+    build_dataset(build, *tokenizer, [&](const BuildProgress& done) {
+      if (calls.alive) calls.alive();
+      if (calls.progress) calls.progress(done);
+    });
   } catch (const UserError& e) {
-    // A run has no option that leaves lines out.
-    const bool skips = e.hint().find("--skip-bad-lines") != std::string::npos;
     const bool named = e.message().starts_with(source.name);
-    throw UserError(named ? e.message() : fmt::format("{}: {}", source.name, e.message()),
-                    skips ? "fix the line, or remove it" : e.hint());
+    const std::string message =
+        named ? e.message() : fmt::format("{}: {}", source.name, e.message());
+    throw UserError(readable ? readable->with_given_names(message) : message,
+                    hint_for_recipe(e.hint(), source));
   }
-  return {prefix, true};
+  return {prefix, true, int64_t(files.size())};
 }
 
 }  // namespace mtrain::data

@@ -19,6 +19,7 @@ const std::vector<FieldText> kDefaults{{"train.global_batch_size", "32"},
                                        {"train.epochs", "10"},
                                        {"train.seed", "42"},
                                        {"checkpoint.every_steps", "100"},
+                                       {"validation.steps", "0"},
                                        {"optimizer.clip_grad", "1"}};
 // Without the section the rate is that of the optimizer, in every step.
 const std::vector<FieldText> kWithoutScheduler{{"lr_scheduler.style", "constant"},
@@ -66,6 +67,12 @@ void add_automodel_defaults(RawSettings& given, Diagnostics& diagnostics) {
 
 namespace {
 
+// Whether AutoModel's `truncation` asks to cut the rows.
+bool truncates(const Recipe& r, const SamplesConfig& samples, const char* cut) {
+  const auto spelling = r.spellings.find(cut);
+  return samples.cut && spelling != r.spellings.end() && spelling->second.ends_with("truncation");
+}
+
 // Without a length AutoModel truncates at the tokenizer's limit, which no shorter row reaches.
 // Longer rows than the model has positions for are an error in any case.
 void keep_rows_whole(Recipe& r, Diagnostics& diagnostics) {
@@ -73,13 +80,24 @@ void keep_rows_whole(Recipe& r, Diagnostics& diagnostics) {
   for (const auto& [samples, name] :
        {std::pair(&r.dataset.train_samples, "dataset.train_samples.cut"),
         std::pair(&r.dataset.validation_samples, "dataset.validation_samples.cut")}) {
-    const auto spelling = r.spellings.find(name);
-    if (!samples->cut || spelling == r.spellings.end() || !spelling->second.ends_with("truncation"))
-      continue;
+    if (!truncates(r, *samples, name)) continue;
     samples->cut = false;
     r.origins[name] = Origin::derived;
     diagnostics.resolved(name, "false: without a length, truncation shortens no row");
   }
+}
+
+// Truncation leaves dataset.seq_length tokens of a row, and the last of them is only a label.
+void count_inputs_of_cut_rows(Recipe& r, Diagnostics& diagnostics) {
+  const char* field = "dataset.seq_length";
+  if (!r.given(field) || r.dataset.seq_length < 2 || data_form(r) != DataForm::rows ||
+      !(truncates(r, r.dataset.train_samples, "dataset.train_samples.cut") ||
+        truncates(r, r.dataset.validation_samples, "dataset.validation_samples.cut")))
+    return;
+  --r.dataset.seq_length;
+  diagnostics.resolved(field, fmt::format("{}: rows are cut at {} tokens, of which the last is a "
+                                          "label alone",
+                                          r.dataset.seq_length, r.dataset.seq_length + 1));
 }
 
 // AutoModel's step_scheduler names the steps between validations in any case.
@@ -110,6 +128,7 @@ void decay_all_parameters(Recipe& r, Diagnostics& diagnostics) {
 void take_automodel_values(Recipe& r, Diagnostics& diagnostics) {
   if (r.automodel) {
     keep_rows_whole(r, diagnostics);
+    count_inputs_of_cut_rows(r, diagnostics);
     leave_out_validation(r, diagnostics);
     decay_all_parameters(r, diagnostics);
   }

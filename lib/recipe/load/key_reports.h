@@ -13,7 +13,8 @@ class KeyReports {
  public:
   explicit KeyReports(LayerSettings& layer) : layer_(layer) {}
 
-  // Reports a key of another system once. Keeps its value if it is compared with fields.
+  // Reports a key of another system, or a section of which all keys mean the same, once. Keeps its
+  // value if it is compared with fields.
   void foreign(const ForeignKey& key, const std::string& path, const SourceLocation& location,
                const Node& node);
   // Adds an error for an unknown key. Lists at most 50 of them.
@@ -28,7 +29,7 @@ class KeyReports {
 
  private:
   LayerSettings& layer_;
-  std::set<std::string_view> reported_;  // paths of foreign keys
+  std::set<std::string, std::less<>> reported_;  // paths of foreign keys, or of their rows
   bool hydra_warned_ = false;
   int refused_ = 0, off_ = 0;
   SourceLocation off_location_;

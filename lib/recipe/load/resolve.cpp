@@ -235,7 +235,12 @@ void resolve_epochs(Recipe& r, int64_t samples, Diagnostics& diagnostics) {
   const double epochs = *r.train.epochs, batch = double(r.train.global_batch_size);
   // An integer with a rounding error, such as 0.7 x 10, is not rounded up to one more step.
   constexpr double kRounding = 1e-12;
-  const double steps = std::max(1.0, std::ceil(epochs * double(samples) / batch * (1 - kRounding)));
+  // In AutoModel each epoch ends with a step of the samples that are left. Here that step is full,
+  // so the run has as many steps, but some more samples.
+  const bool whole = r.automodel && epochs == std::floor(epochs);
+  const double exact = epochs * double(samples) / batch * (1 - kRounding);
+  const double steps = whole ? epochs * double(ceil_div(samples, r.train.global_batch_size))
+                             : std::max(1.0, std::ceil(exact));
   if (r.given("train.steps") && steps > double(r.train.steps)) {
     diagnostics.resolved("train.steps", fmt::format("{}, which are less than train.epochs={:g}",
                                                     r.train.steps, epochs));
@@ -252,7 +257,8 @@ void resolve_epochs(Recipe& r, int64_t samples, Diagnostics& diagnostics) {
         "train for fewer epochs");
   r.train.steps = int64_t(steps);
   r.epoch_samples =
-      std::max<int64_t>(1, int64_t(std::ceil(epochs * double(samples) * (1 - kRounding))));
+      whole ? r.train.steps * r.train.global_batch_size
+            : std::max<int64_t>(1, int64_t(std::ceil(epochs * double(samples) * (1 - kRounding))));
   r.origins["train.steps"] = Origin::derived;
   diagnostics.resolved(
       "train.steps", fmt::format("{}: train.epochs={:g} of {} samples, {} in a step", r.train.steps,

@@ -27,8 +27,8 @@ class Explainer {
       const Node::Key& key = node.keys[i];
       const std::string path = prefix.empty() ? key.name : prefix + "." + key.name;
       const Node& item = node.items[i];
-      const bool section = item.kind == Node::Kind::map && !item.items.empty();
-      const std::string own = outcome(path, key.location, section, !around.empty());
+      const bool section = is_section(item);
+      const std::string own = outcome(path, key.location, item, !around.empty());
       const std::string& text = own.empty() ? std::string(around) : own;
       if (!section || !own.empty())
         keys.push_back({path, key.location.line,
@@ -49,6 +49,9 @@ class Explainer {
     SourceLocation at;
   };
 
+  static bool is_section(const Node& item) {
+    return item.kind == Node::Kind::map && !item.items.empty();
+  }
   static bool same(const SourceLocation& a, const SourceLocation& b) {
     return a.source == b.source && a.line == b.line && a.column == b.column;
   }
@@ -56,8 +59,9 @@ class Explainer {
   // Returns what the key at this place sets, or what was reported there; empty if neither is known.
   // A section's outcome is in notes about the section itself, not in those about keys it leaves
   // out.
-  std::string outcome(const std::string& path, const SourceLocation& at, bool section,
+  std::string outcome(const std::string& path, const SourceLocation& at, const Node& item,
                       bool inside) const {
+    const bool section = is_section(item);
     std::string text;
     const auto add = [&](const std::string& part) { text += (text.empty() ? "" : "; ") + part; };
     for (const Place& place : places_)
@@ -74,8 +78,11 @@ class Explainer {
     if (path.ends_with("._target_")) return "the class is known, and sets nothing itself";
     const ForeignKey* key = find_foreign_key(normalize_path(path));
     if (!key) return "";
-    return key->severity == Severity::resolved ? fmt::format("no effect: {}", key->reason)
-                                               : std::string("as in mtrain, so nothing is set");
+    if (key->severity == Severity::resolved) return fmt::format("no effect: {}", key->reason);
+    if (key->kept || item.unset() || (key->harmless && key->harmless(item)))
+      return "as in mtrain, so nothing is set";
+    return key->severity == Severity::error ? fmt::format("error: {}", key->reason)
+                                            : std::string(key->reason);  // "is ignored: ..."
   }
 
   // Returns the settings of a section that was read as a whole, such as a class of data.

@@ -29,7 +29,7 @@ struct SamplesConfig {
   std::string prompt = "{prompt}", completion = "{completion}";
   std::optional<std::string> chat_template;
   bool together = false;
-  bool answers_only = true, last_answer_only = false, headers = false;
+  bool answers_only = true, last_answer_only = false, headers = false, plain_messages = false;
   Auto<bool> end_of_text;
   bool cut = true;
   std::optional<int64_t> vocab_size;
@@ -74,6 +74,10 @@ struct SamplesConfig {
       Field{"headers", &SamplesConfig::headers,
             "what a chat template writes before an answer, such as the role, counts as a label, "
             "too; not if the template marks its answers"},
+      Field{"plain_messages", &SamplesConfig::plain_messages,
+            "a chat template gets each message's content as one text: the parts of a list are "
+            "joined by spaces, and null is empty. It gets the arguments of a tool's call as JSON "
+            "text. Otherwise it gets them as they are"},
       Field{"end_of_text", &SamplesConfig::end_of_text,
             "a row ends with the tokenizer's end of text, a label; auto: unless a chat template "
             "writes the row"},
