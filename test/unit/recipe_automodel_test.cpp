@@ -163,6 +163,13 @@ TEST_CASE("arguments of AutoModel's classes are accepted at the value that mtrai
   }
 }
 
+TEST_CASE("restore_from: LATEST continues a run, and starts it if nothing is saved") {
+  const Recipe r = loaded(kTrainer + "checkpoint: {restore_from: LATEST}\n");
+  CHECK(r.checkpoint.load == "latest");
+  CHECK(r.checkpoint.load_or_start);
+  CHECK_FALSE(loaded(kTrainer + "checkpoint: {restore_from: runs/a}\n").checkpoint.load_or_start);
+}
+
 TEST_CASE("a model's revision is a part of its name") {
   Diagnostics diagnostics;
   plan::load_recipe_text(interchange::model_source(),

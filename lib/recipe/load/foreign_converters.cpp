@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/strings.h"
 #include "recipe/load/data_names.h"
 #include "recipe/load/list_expression.h"
 #include "recipe/load/sample_targets.h"
@@ -251,6 +252,12 @@ bool convert_value(LayerSettings& layer, const std::string& path, const SourceLo
   }
   if (path == "checkpoint.load" && node.kind == Node::Kind::map) {
     set_load(layer, location, node);
+    return true;
+  }
+  // AutoModel's LATEST starts a run if nothing is saved yet.
+  if (path == "checkpoint.restore_from" && to_lower(node.text) == "latest") {
+    layer.add_text("checkpoint.load", path, location, "latest");
+    layer.add_text("checkpoint.load_or_start", path, location, "true");
     return true;
   }
   if (path == "checkpoint.load.path") {
