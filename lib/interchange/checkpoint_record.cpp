@@ -80,6 +80,14 @@ std::string recorded_text(const fs::path& checkpoint) {
   return record.text.empty() ? read_file(record.file) : record.text;
 }
 
+recipe::ModelConfig recorded_model(const fs::path& checkpoint) {
+  Diagnostics ignored;
+  const std::string text = recorded_text(checkpoint);
+  const auto recipe =
+      recipe::read_recipe_text(model_source(), text, "the saved recipe", {}, ignored, text);
+  return recipe ? recipe->model : recipe::ModelConfig();
+}
+
 recipe::Recipe recorded_recipe(const fs::path& checkpoint,
                                const std::vector<std::string>& overrides) {
   Diagnostics diagnostics;

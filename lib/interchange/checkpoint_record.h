@@ -22,5 +22,8 @@ std::string recorded_text(const std::filesystem::path& checkpoint);
 // Returns that recipe with changed settings ("~model.from" removes one). Throws UserError.
 recipe::Recipe recorded_recipe(const std::filesystem::path& checkpoint,
                                const std::vector<std::string>& overrides);
+// Returns its section `model`, or an empty one if the recipe has mistakes. The folder that
+// model.from names may be gone.
+recipe::ModelConfig recorded_model(const std::filesystem::path& checkpoint);
 
 }  // namespace mtrain::interchange

@@ -53,11 +53,9 @@ using Types = std::map<std::string, DType, std::less<>>;
 // that folder is gone, warns about what the export lacks.
 fs::path origin_of(const fs::path& checkpoint) {
   if (fs::exists(checkpoint / "config.json")) return checkpoint;
-  Diagnostics ignored;
-  const auto recipe = recipe::read_recipe_text(model_source(), recorded_text(checkpoint),
-                                               "the saved recipe", {}, ignored);
-  if (!recipe || !recipe->model.from) return {};
-  const fs::path from = hub_model_folder(*recipe->model.from);
+  const recipe::ModelConfig model = recorded_model(checkpoint);
+  if (!model.from) return {};
+  const fs::path from = hub_model_folder(*model.from);
   if (fs::exists(from / "config.json")) return from;
   log::warn(
       fmt::format("{}, from which the model came, is gone: its types of tensors and its other "

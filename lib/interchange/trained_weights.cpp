@@ -23,15 +23,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// Returns the folder that the recipe names as model.from, and its keys to ignore.
-recipe::ModelConfig base_of(const fs::path& checkpoint) {
-  Diagnostics ignored;
-  const std::string text = recorded_text(checkpoint);
-  const auto recipe =
-      recipe::read_recipe_text(model_source(), text, "the saved recipe", {}, ignored, text);
-  return recipe ? recipe->model : recipe::ModelConfig();
-}
-
 // Returns the hash of the base model that the checkpoint records; "" if it records none.
 std::string recorded_content(const fs::path& checkpoint) {
   const fs::path file = checkpoint / "state.json";
@@ -43,11 +34,7 @@ std::string recorded_content(const fs::path& checkpoint) {
 
 void require_base(const fs::path& checkpoint, const fs::path& base, const HfFolder& folder) {
   const std::string trained = recorded_content(checkpoint);
-  if (trained.empty())
-    return log::warn(
-        fmt::format("{} does not record which base model its adapters were trained with: that {} "
-                    "is this model cannot be checked",
-                    checkpoint.string(), base.string()));
+  if (trained.empty()) return warn_of_unrecorded_base(checkpoint, base);
   const std::string found = base_content(folder);
   if (trained != found)
     throw UserError(fmt::format("{} does not have the weights that the adapters of {} were trained "
@@ -57,7 +44,7 @@ void require_base(const fs::path& checkpoint, const fs::path& base, const HfFold
 }
 
 HfFolder open_base(const fs::path& checkpoint, const fs::path& given, bool compare) {
-  const recipe::ModelConfig model = base_of(checkpoint);
+  const recipe::ModelConfig model = recorded_model(checkpoint);
   const fs::path base = given.empty() ? fs::path(model.from.value_or("")) : given;
   if (base.empty())
     throw UserError(fmt::format("{} has adapters alone, and its recipe names no base model",
@@ -93,6 +80,13 @@ void require_adapters(const storage::CheckpointTensors& file,
 }
 
 }  // namespace
+
+void warn_of_unrecorded_base(const fs::path& checkpoint, const fs::path& base) {
+  log::warn(
+      fmt::format("{} does not record which base model its adapters were trained with: that {} "
+                  "is this model cannot be checked",
+                  checkpoint.string(), base.string()));
+}
 
 std::string base_content(const HfFolder& folder) {
   std::vector<const storage::SafetensorsReader*> files;

@@ -21,6 +21,10 @@ inline constexpr const char* kBaseContent = "base_content";
 // they are spread over files.
 std::string base_content(const HfFolder& folder);
 
+// Warns that the checkpoint has no hash with which the base model could be compared.
+void warn_of_unrecorded_base(const std::filesystem::path& checkpoint,
+                             const std::filesystem::path& base);
+
 // Returns the recipe's model with its adapters.
 spec::ModelSpec adapted_model(const recipe::Recipe& recipe);
 

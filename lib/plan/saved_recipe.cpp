@@ -63,6 +63,7 @@ bool must_agree(const std::string& path) {
                                             "dataset.seq_length",
                                             kTrainingData,
                                             "dataset.train_weights",
+                                            "dataset.split",
                                             "dataset.seed",
                                             "packed_sequence.packed_sequence_size",
                                             "packed_sequence.packing_strategy",

@@ -176,6 +176,10 @@ bool DataIdentity::is_in(const storage::TrainState& saved) {
   return saved.contains(std::string(kPrefix) + kTrain);
 }
 
+bool DataIdentity::lacks_base(const storage::TrainState& saved) const {
+  return !base_.empty() && !saved.contains(interchange::kBaseContent);
+}
+
 std::string DataIdentity::differences(const storage::TrainState& saved) {
   const std::lock_guard lock(mutex_);
   for (const char* name : {kTokenizer, kModel}) {

@@ -30,6 +30,8 @@ class DataIdentity {
   // Compares with the entries of a checkpoint. Returns a line for each recipe field whose data
   // differ, as plan::resume_differences() does.
   std::string differences(const storage::TrainState& saved);
+  // Returns whether this run trains adapters of a base model that the checkpoint does not record.
+  bool lacks_base(const storage::TrainState& saved) const;
   // Returns whether the checkpoint has an entry about its training data.
   static bool is_in(const storage::TrainState& saved);
 

@@ -6,6 +6,7 @@
 #include "interchange/byte_tokenizer.h"
 #include "interchange/hf_folder.h"
 #include "interchange/model_source.h"
+#include "interchange/trained_weights.h"
 #include "plan/checkpoint_cost.h"
 #include "run/bf16_choice.h"
 #include "run/end_texts.h"
@@ -87,6 +88,8 @@ std::string resume_run(train::Trainer& t, const std::filesystem::path& folder, D
   if (data && t.control().rank() == 0) {
     const storage::TrainState saved = checkpoint::read_state(folder);
     if (DataIdentity::is_in(saved)) own = kCompared + data->differences(saved);
+    if (data->lacks_base(saved))
+      interchange::warn_of_unrecorded_base(folder, t.plan().folders.weights_from);
   }
   const std::string found = t.control().texts(own)[0];
   std::optional<std::string> differences;

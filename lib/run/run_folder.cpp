@@ -159,7 +159,10 @@ std::optional<storage::CheckpointRef> claim_run_folder(const plan::FolderOptions
   const auto start = find_start(f);
   if (start && is_own_run(f, *start)) return start;
   const std::string& run = f.run_dir;
-  const std::string another = "train.run_dir=<new folder>";
+  const bool inside = same_folder(f.checkpoint_dir, fs::path(run) / "checkpoints");
+  const std::string another =
+      inside ? "train.run_dir=<new folder>"
+             : "train.run_dir=<new folder> checkpoint.dir=<new folder>/checkpoints";
   if (start && is_own_checkpoint(f, *start))
     throw UserError(fmt::format("the metrics in {} are not of the run that wrote {}", run,
                                 start->path.string()),
@@ -168,7 +171,6 @@ std::optional<storage::CheckpointRef> claim_run_folder(const plan::FolderOptions
   // These may repeat a run that has saved nothing.
   const bool repeat = f.load == Load::latest || f.load_or_start;
   if (!old && (repeat || !has_metrics(f))) return start;
-  const bool inside = same_folder(f.checkpoint_dir, fs::path(run) / "checkpoints");
   const std::string holds =
       old ? fmt::format("{} holds a run that has reached step {}", inside ? run : f.checkpoint_dir,
                         old->step)

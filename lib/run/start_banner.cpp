@@ -217,6 +217,8 @@ std::string data_text(const RunPlan& plan, const RunStart& start) {
   for (const std::string& prefix : plan.dataset.train.prefixes)
     names += (names.empty() ? "" : ", ") + prefix;
   if (plan.dataset.mock_train.samples > 0) names = "random tokens";
+  if (const DocumentShare& read = plan.dataset.train.documents; read.end < 1)
+    names = fmt::format("{:.4g} % of the documents of {}", 100 * (read.end - read.begin), names);
   if (plan.dataset.rows) return rows_text(names, plan, start);
   const double samples = double(start.samples);
   const double seen = samples_of_run(plan, start);

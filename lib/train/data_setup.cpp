@@ -57,7 +57,7 @@ std::shared_ptr<const data::Dataset> open_blend(const char* name, const plan::Da
   std::vector<double> weights = blend.weights;
   const bool by_size = weights.empty();
   for (const auto& prefix : blend.prefixes) {
-    auto tokens = open_tokens(prefix, name);
+    auto tokens = open_tokens(prefix, name, blend.documents);
     if (by_size) weights.push_back(double(tokens->tokens()));
     if (o.tokenizer.assumed) ids.look_at(*tokens, int64_t(blend.prefixes.size()));
     parts.push_back(dataset_of(o, std::move(tokens), ids, training));
@@ -68,8 +68,8 @@ std::shared_ptr<const data::Dataset> open_blend(const char* name, const plan::Da
 
 }  // namespace
 
-std::shared_ptr<const data::IndexedDataset> open_tokens(const std::string& prefix,
-                                                        const char* name) {
+std::shared_ptr<const data::IndexedDataset> open_tokens(const std::string& prefix, const char* name,
+                                                        const DocumentShare& share) {
   for (const auto& file : {data::bin_path(prefix), data::idx_path(prefix)})
     if (!std::filesystem::exists(file))
       throw UserError(
@@ -77,7 +77,7 @@ std::shared_ptr<const data::IndexedDataset> open_tokens(const std::string& prefi
           fmt::format("{} names the prefix of a .bin/.idx pair; `mtrain data build --input <text> "
                       "--output <prefix>` makes one",
                       name));
-  return std::make_shared<data::IndexedDataset>(prefix);
+  return std::make_shared<data::IndexedDataset>(prefix, share);
 }
 
 std::shared_ptr<const data::Tokenizer> open_tokenizer(const plan::TokenizerOptions& o) {

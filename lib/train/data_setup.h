@@ -35,8 +35,8 @@ int64_t samples_of_epoch(const plan::DatasetOptions& options);
 std::shared_ptr<const data::Dataset> open_validation_data(const plan::DatasetOptions& options,
                                                           const data::IdCheck& ids,
                                                           const char* name = "dataset.validation");
-// Opens a pair of .bin/.idx files. Errors refer to it by `name`.
-std::shared_ptr<const data::IndexedDataset> open_tokens(const std::string& prefix,
-                                                        const char* name);
+// Opens the share of a pair of .bin/.idx files. Errors refer to it by `name`.
+std::shared_ptr<const data::IndexedDataset> open_tokens(const std::string& prefix, const char* name,
+                                                        const DocumentShare& share = {});
 
 }  // namespace mtrain::train

@@ -45,6 +45,26 @@ std::vector<float> values_of(const storage::ValueSource& source, const std::stri
   return values;
 }
 
+void write_tensors(const fs::path& file, const std::vector<storage::TensorInfo>& tensors,
+                   const std::vector<std::vector<float>>& values) {
+  storage::SafetensorsWriter writer(file, tensors, {});
+  for (size_t i = 0; i < tensors.size(); ++i)
+    writer.write_part(tensors[i].name,
+                      ConstSpan{values[i].data(), int64_t(values[i].size()), DType::f32});
+  writer.commit();
+}
+
+// Returns the base model's weights with the adapters of that folder merged into them.
+std::vector<std::vector<float>> merged_values(const interchange::HfFolder& base,
+                                              const fs::path& folder) {
+  const auto adapter = interchange::open_adapter_folder(folder, base.map);
+  const interchange::MergedWeights weights(base.source(), adapter.factors, adapter.adapters);
+  std::vector<std::vector<float>> all;
+  for (const interchange::MappedTensor& w : base.map.tensors())
+    all.push_back(values_of(weights, w.name));
+  return all;
+}
+
 double relative_l2(const std::vector<float>& got, const std::vector<float>& expected) {
   REQUIRE(got.size() == expected.size());
   double difference = 0, norm = 0;
@@ -351,6 +371,13 @@ TEST_CASE("a checkpoint of adapters with an earlier version's hash of its base c
   train::Trainer t = tuned(*device, base, kOfLlama);
   run::DataIdentity data(t.plan());
   CHECK(data.differences(storage::TrainState::load(from / "state.json")).empty());
+
+  // A run that continues cannot compare its base model either.
+  warnings.clear();
+  log::set_record([&](std::string_view lines) { warnings += lines; });
+  run::resume_run(t, from, &data);
+  log::set_record(nullptr);
+  CHECK_THAT(warnings, Contains("does not record which base model"));
 }
 
 TEST_CASE("adapters of experts in AutoModel's form, with A and B swapped, are the same") {
@@ -385,20 +412,59 @@ TEST_CASE("adapters of experts in AutoModel's form, with A and B swapped, are th
     tensors.push_back({t.name, DType::f32, shape});
     values.push_back(std::move(own));
   }
-  storage::SafetensorsWriter writer(temporary / "adapter_model.safetensors", tensors, {});
-  for (size_t i = 0; i < tensors.size(); ++i)
-    writer.write_part(tensors[i].name,
-                      ConstSpan{values[i].data(), int64_t(values[i].size()), DType::f32});
-  writer.commit();
-  const auto merged = [&](const fs::path& folder) {
-    const auto adapter = interchange::open_adapter_folder(folder, base.map);
-    const interchange::MergedWeights weights(base.source(), adapter.factors, adapter.adapters);
-    std::vector<std::vector<float>> all;
-    for (const interchange::MappedTensor& w : base.map.tensors())
-      all.push_back(values_of(weights, w.name));
-    return all;
-  };
-  CHECK((merged(temporary.path) == merged(golden)));
+  write_tensors(temporary / "adapter_model.safetensors", tensors, values);
+  CHECK((merged_values(base, temporary.path) == merged_values(base, golden)));
+}
+
+TEST_CASE("adapters of experts with a module for each linear of an expert are the same") {
+  for (const char* family : {"mixtral", "qwen3_moe"}) {
+    INFO(family);
+    const auto base = interchange::open_hf_folder(golden_hf() / family);
+    const fs::path golden = golden_lora(family);
+    const auto opened = interchange::open_adapter_folder(golden, base.map);
+    const TemporaryFolder temporary;
+    fs::copy_file(golden / "adapter_config.json", temporary / "adapter_config.json");
+    std::vector<storage::TensorInfo> tensors;
+    std::vector<std::vector<float>> values;
+    const auto add = [&](const std::string& name, const Shape& shape, std::vector<float> of_name) {
+      tensors.push_back({name, DType::f32, shape});
+      values.push_back(std::move(of_name));
+    };
+    int modules = 0;
+    for (const interchange::Adapter& a : opened.adapters) {
+      if (a.experts == 0) {
+        for (const std::string& name : {a.a, a.b})
+          add(name, opened.factors->shape(name), values_of(*opened.factors, name));
+        continue;
+      }
+      const interchange::MappedTensor& weight = *base.map.find(a.weight);
+      const int64_t columns = weight.shape[2];
+      std::vector<float> of_a(size_t(a.dim * columns)), of_b(size_t(a.rows * a.dim));
+      opened.factors->read(a.a, a.expert * a.dim * columns, int64_t(of_a.size()), of_a.data());
+      opened.factors->read(a.b, a.expert * a.rows * a.dim, int64_t(of_b.size()), of_b.data());
+      for (const interchange::TensorPiece& p : weight.pieces) {
+        const int64_t first = p.first / columns - a.first_row, rows = p.count() / columns;
+        if (first < 0 || first >= a.rows) continue;
+        const std::string module = "base_model.model." + p.hf_name.substr(0, p.hf_name.size() - 7);
+        add(module + ".lora_A.weight", {a.dim, columns}, of_a);
+        add(module + ".lora_B.weight", {rows, a.dim},
+            {of_b.begin() + first * a.dim, of_b.begin() + (first + rows) * a.dim});
+        ++modules;
+      }
+    }
+    REQUIRE(modules > 0);
+    const fs::path file = temporary / "adapter_model.safetensors";
+    write_tensors(file, tensors, values);
+    CHECK((merged_values(base, temporary.path) == merged_values(base, golden)));
+
+    // An expert that the model does not have.
+    for (storage::TensorInfo& t : tensors)
+      if (const size_t at = t.name.find(".experts.0."); at != std::string::npos)
+        t.name.replace(at, 11, ".experts.99.");
+    write();
+    CHECK_THROWS_WITH(merged(temporary.path),
+                      Contains("the model has no linear") && Contains(".experts.99."));
+  }
 }
 
 TEST_CASE("any changed tensor of a base model changes its content") {

@@ -71,6 +71,50 @@ TEST_CASE("a resume takes the same data under any name, and no other data under 
   CHECK(complaint(8, {validation}) == "no error");
 }
 
+TEST_CASE("a split trains and validates as data sets of these documents alone do") {
+  const Lab lab;
+  const auto write = [&](const char* name, int first, int last) {
+    data::IndexedDatasetWriter writer(lab / name, data::TokenType::u16);
+    for (int d = first; d < last; ++d) {
+      std::vector<int32_t> tokens;
+      for (int i = 0; i < 300 + d; ++i) tokens.push_back((i * (d + 3)) % 200);
+      writer.add_tokens(tokens);
+      writer.end_document();
+    }
+    writer.finish();
+  };
+  write("all", 0, 10);
+  write("first", 0, 7);
+  write("next", 7, 9);
+  const auto set = [&](const char* field, const char* name) {
+    return fmt::format("dataset.{}={}", field, (lab / name).string());
+  };
+  const std::vector<std::string> validation{"validation.every_steps=2", "validation.steps=2"};
+  std::vector<std::string> alone{set("train", "first"), set("validation", "next")},
+      split{set("train", "all"), "dataset.split=7,2,1"};
+  for (auto* changes : {&alone, &split})
+    changes->insert(changes->end(), validation.begin(), validation.end());
+  lab.train("alone", alone);
+  lab.train("split", split);
+  const auto losses = [&](const char* run) {
+    std::vector<double> of_run;
+    for (const auto& line : lab.steps(run)) of_run.push_back(line.at("loss").get<double>());
+    return of_run;
+  };
+  const auto validated = [&](const char* run) {
+    const std::string text = read_file(lab / run / "metrics.jsonl");
+    const size_t at = text.find("\"validation_loss\"");
+    REQUIRE(at != std::string::npos);
+    return text.substr(at, text.find_first_of(",}", at) - at);
+  };
+  CHECK(losses("split") == losses("alone"));
+  CHECK(validated("split") == validated("alone"));
+
+  // Continued with other shares, the run would read other samples.
+  split.insert(split.end(), {"checkpoint.load=latest", "train.steps=6", "dataset.split=6,2,1"});
+  CHECK_THROWS_WITH(lab.train("split", split), Contains("dataset.split: saved with [7, 2, 1]"));
+}
+
 TEST_CASE("the data sets of a blend agree in their order") {
   const Lab lab;
   const auto blend = [&](const char* first, const char* second) {

@@ -153,4 +153,59 @@ TEST_CASE("NCCL, which all of AutoModel's recipes name, means the backend of the
   CHECK(loaded(kTrainer + "comm: {backend: gloo}\n").comm.backend == CommBackend::gloo);
 }
 
+TEST_CASE("AutoModel's trainers of other tasks are refused by name") {
+  for (const char* name :
+       {"FinetuneRecipeForVLM", "TrainFinetuneRecipe", "TrainEagle3Recipe",
+        "TrainFinetuneRecipeForSequenceClassification",
+        "KnowledgeDistillationRecipeForNextTokenPrediction",
+        "{_target_: nemo_automodel.recipes.vlm.finetune.FinetuneRecipeForVLM}"}) {
+    Diagnostics diagnostics;
+    loaded(fmt::format("recipe: {}\n", name), diagnostics);
+    CHECK_THAT(diagnostics.text(Severity::error), Contains("not a trainer of next tokens"));
+  }
+  for (const char* name :
+       {"BenchmarkingRecipeForNextTokenPrediction",
+        "nemo_automodel.recipes.llm.train_ft.TrainFinetuneRecipeForNextTokenPrediction"})
+    CHECK(loaded(fmt::format("recipe: {}\n", name)).automodel);
+}
+
+TEST_CASE("arguments of AutoModel's classes are accepted at the value that mtrain computes") {
+  const auto errors = [](const std::string& lines) {
+    Diagnostics diagnostics;
+    loaded(kTrainer + lines, diagnostics);
+    return diagnostics.text(Severity::error);
+  };
+  struct Row {
+    const char *harmless, *refused, *gist;
+  };
+  for (const Row& row :
+       std::vector<Row>{{"step_scheduler: {start_step: 0, start_epoch: 0, preemption_signal: 15}",
+                         "step_scheduler: {start_step: 5}", "checkpoint.load=latest"},
+                        {"clip_grad_norm: {max_norm: 1.0, foreach: true}", nullptr, nullptr},
+                        {"loss_fn: {reduction: sum, logit_softcapping: 0.0}",
+                         "loss_fn: {reduction: none}", "mean over the labels"},
+                        {"optimizer: {amsgrad: false, maximize: false}",
+                         "optimizer: {amsgrad: true}", "AMSGrad"},
+                        {"dataset.unshifted: false", "dataset.unshifted: true", "next tokens"},
+                        {"model.local_files_only: true", nullptr, nullptr}}) {
+    CHECK(errors(row.harmless + std::string("\n")) == "");
+    if (row.refused) CHECK_THAT(errors(row.refused + std::string("\n")), Contains(row.gist));
+  }
+}
+
+TEST_CASE("restore_from: LATEST continues a run, and starts it if nothing is saved") {
+  const Recipe r = loaded(kTrainer + "checkpoint: {restore_from: LATEST}\n");
+  CHECK(r.checkpoint.load == "latest");
+  CHECK(r.checkpoint.load_or_start);
+  CHECK_FALSE(loaded(kTrainer + "checkpoint: {restore_from: runs/a}\n").checkpoint.load_or_start);
+}
+
+TEST_CASE("a model's revision is a part of its name") {
+  Diagnostics diagnostics;
+  plan::load_recipe_text(interchange::model_source(),
+                         "model: {from: example/none, revision: v9}\ndataset: {train: x}\n",
+                         "recipe.yaml", {}, diagnostics, 1);
+  CHECK_THAT(diagnostics.text(Severity::error), Contains("hf download example/none --revision v9"));
+}
+
 }  // namespace recipe_automodel_test

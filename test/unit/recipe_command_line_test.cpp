@@ -156,8 +156,11 @@ TEST_CASE("options and commands of other tools lead to mtrain's") {
                Contains("did you mean --config? write mtrain good.yaml"));
   }
   CHECK_THAT(refusal({"finetune", "llm", "-c", "r.yaml"}),
-             Contains("`finetune` is not a command of mtrain") &&
-                 Contains("write mtrain r.yaml model.from=FOLDER"));
+             Contains("`finetune` is not a command of mtrain") && EndsWith("write mtrain r.yaml"));
+  CHECK_THAT(refusal({"automodel", "r.yaml", "a.b=1"}),
+             Contains("`automodel` is not a command") && EndsWith("write mtrain r.yaml a.b=1"));
+  CHECK_THAT(refusal({"automodel", "finetune", "llm", "-c", "r.yaml", "--nproc-per-node", "8"}),
+             EndsWith("mtrain-launch --nproc_per_node=8 -c r.yaml"));
   CHECK_THAT(refusal({"llm", "finetune"}),
              Contains("`llm` is not a command") && Contains("write mtrain sft model.from=FOLDER"));
   CHECK_THAT(refusal({"pretrain", "r.yaml"}), Contains("write mtrain r.yaml"));

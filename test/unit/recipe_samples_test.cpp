@@ -222,4 +222,119 @@ TEST_CASE("rows of text have a short form, which settings and later layers chang
   CHECK(refuses(kModel + "dataset: {train: {split: train}}\n", "no training data"));
 }
 
+TEST_CASE("the command line changes arguments of AutoModel's classes by their names") {
+  const Recipe r =
+      loaded(kSquad, {"dataset.split=train[:50]", "dataset.limit_dataset_samples=7",
+                      "validation_dataset.split=validation[10:]", "dataset.dataset_name=a.jsonl"});
+  CHECK(r.dataset.train_samples.split == "train[:50]");
+  CHECK(r.dataset.train_samples.limit == 7);
+  CHECK(r.dataset.validation_samples.split == "validation[10:]");
+  CHECK(r.dataset.train_samples.files == std::vector<std::string>{"a.jsonl"});
+  CHECK_FALSE(loaded(kSquad, {"~dataset.limit_dataset_samples"}).dataset.train_samples.limit);
+  // After a class of the command line its arguments count, and after mtrain's own form none.
+  const std::string chat = "dataset._target_=" + kClasses + "chat_dataset.ChatDataset";
+  CHECK(loaded(kSquad, {chat, "dataset.path_or_dataset_id=b.jsonl"}).dataset.train_samples.files ==
+        std::vector<std::string>{"b.jsonl"});
+  CHECK(loaded(kSquad, {"dataset.train=tokens", "dataset.split=[9, 1]"}).dataset.split ==
+        std::vector<double>{9, 1});
+}
+
+namespace {
+
+const std::string kPretraining = "_target_: " + kClasses + "megatron_dataset.MegatronPretraining";
+
+// A recipe of AutoModel that trains on tokens, and validates on them if `validation` says how.
+std::string pretraining(const std::string& train, const std::string& validation = "") {
+  return "recipe: TrainFinetuneRecipeForNextTokenPrediction\n"
+         "step_scheduler: {max_steps: 10, val_every_steps: 5}\n" +
+         kModel + "dataset: {" + kPretraining + ", " + train + "}\n" +
+         (validation.empty() ? ""
+                             : "validation_dataset: {" + kPretraining + ", " + validation + "}\n");
+}
+
+using Shares = std::vector<double>;
+
+// The documents that a part of the recipe's data reads of 1,000.
+using Range = std::pair<int64_t, int64_t>;
+Range trained(const Recipe& r) { return plan::dataset_options(r).train.documents.range(1000); }
+Range validated(const Recipe& r) {
+  return plan::dataset_options(r).validation.documents.range(1000);
+}
+
+}  // namespace
+
+TEST_CASE("MegatronPretraining trains on the first share of a split, and validates on the second") {
+  const Recipe r =
+      loaded(pretraining("paths: a, split: '0.99, 0.01, 0.00', splits_to_build: train",
+                         "paths: a, split: '0.99, 0.01, 0.00', splits_to_build: validation"));
+  CHECK(r.dataset.split == Shares{0.99, 0.01, 0});
+  CHECK(trained(r) == Range{0, 990});
+  CHECK(validated(r) == Range{990, 1000});
+  Diagnostics diagnostics;
+  read(pretraining("paths: a, split: [98, 2]", "paths: a, split: [98, 2]"), diagnostics);
+  CHECK(diagnostics.text(recipe::Severity::warning) == "");
+
+  // AutoModel's own split holds where the recipe gives none. Without a validation_dataset nothing
+  // is validated.
+  const Recipe by_default = loaded(pretraining("paths: a"));
+  CHECK(trained(by_default) == Range{0, 900});
+  CHECK(by_default.dataset.validation.empty());
+  CHECK(by_default.validation.every_steps == 0);
+  CHECK(validated(loaded(pretraining("paths: a", "paths: b"))) == Range{900, 950});
+
+  // Paths of each part are read whole.
+  const Recipe parts = loaded(pretraining("paths: {train: [a, b], valid: c}, split: '98,2'",
+                                          "paths: {train: [a, b], valid: c}"));
+  CHECK(parts.dataset.train == std::vector<std::string>{"a", "b"});
+  CHECK(parts.dataset.validation == std::vector<std::string>{"c"});
+  CHECK(trained(parts) == Range{0, 1000});
+  CHECK(validated(parts) == Range{0, 1000});
+  CHECK(refuses(pretraining("paths: {valid: c}"), "has no `train`"));
+
+  CHECK(refuses(pretraining("paths: a, splits_to_build: test"), "first part of the split"));
+  CHECK(refuses(pretraining("paths: a", "paths: a, splits_to_build: train"),
+                "second part of the split"));
+  CHECK(refuses(pretraining("paths: a, split: '0,1,0'"), "no share for training"));
+}
+
+TEST_CASE("the paths of MegatronPretraining may stand in a JSON file") {
+  const TemporaryFolder folder;
+  std::ofstream(folder.path / "blend.json") << R"(["0.3", "a", "0.7", "b"])";
+  std::ofstream(folder.path / "parts.json") << R"({"train": ["a"], "dev": ["c"], "test": ["d"]})";
+  std::ofstream(folder.path / "broken.json") << R"({"train": )";
+  const auto paths = [&](const char* name) { return "paths: " + (folder.path / name).string(); };
+  const Recipe blend = loaded(pretraining(paths("blend.json")));
+  CHECK(blend.dataset.train == std::vector<std::string>{"a", "b"});
+  CHECK(blend.dataset.train_weights == Shares{0.3, 0.7});
+  CHECK(trained(blend) == Range{0, 900});
+  const Recipe parts = loaded(pretraining(paths("parts.json"), paths("parts.json")));
+  CHECK(parts.dataset.validation == std::vector<std::string>{"c"});
+  CHECK(trained(parts) == Range{0, 1000});
+  CHECK(refuses(pretraining(paths("none.json")), "none.json"));
+  CHECK(refuses(pretraining(paths("broken.json")), "broken.json"));
+}
+
+TEST_CASE("a split divides the training data, and its second share is validated") {
+  const std::string data = kModel + "train: {steps: 3}\ndataset: {train: a, split: ";
+  for (const char* split : {"'969,30,1'", "[969, 30, 1]", "\"969, 30, 1\""}) {
+    const Recipe r = loaded(data + split + "}\nvalidation: {every_steps: 2}\n");
+    CHECK(r.dataset.split == Shares{969, 30, 1});
+    CHECK(r.dataset.validation == std::vector<std::string>{"a"});
+    CHECK(trained(r) == Range{0, 969});
+    CHECK(validated(r) == Range{969, 999});
+    const Recipe printed = loaded(print_recipe(r));
+    CHECK(validated(printed) == Range{969, 999});
+  }
+  const Recipe flag = loaded(data + "[1]}\n", {"split=98,2,0"});
+  CHECK(flag.dataset.split == Shares{98, 2, 0});
+  const Recipe other = loaded(data + "[98, 2], validation: b}\n");
+  CHECK(validated(other) == Range{0, 1000});
+  CHECK(loaded(data + "[1, 0, 0]}\n").dataset.validation.empty());
+  CHECK(refuses(data + "[1, 1, 1, 1]}\n", "more than three shares"));
+  CHECK(refuses(data + "[0, 0, 0]}\n", "no share for training"));
+  CHECK(refuses(data + "[-1, 2]}\n", "-1"));
+  CHECK(refuses(data + "'train[:90%]'}\n", "train[:90%]"));
+  CHECK(refuses(kNative, "rows of text have their own", {"dataset.split=[9, 1]"}));
+}
+
 }  // namespace recipe_samples_test

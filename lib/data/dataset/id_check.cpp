@@ -48,10 +48,12 @@ void IdCheck::note(int32_t id) const {
 
 void IdCheck::refuse(int32_t id, const IndexedDataset& tokens, int64_t token,
                      int64_t sample) const {
-  const int64_t document = tokens.index().document_of(token);
-  const std::string where =
-      fmt::format("token {} of {} (token {} of document {}, in sample {})", token, tokens.name(),
-                  token - tokens.index().document_begin(document), document, sample);
+  const TokenIndex& index = tokens.index();
+  const int64_t document = index.document_of(token);
+  const std::string where = fmt::format("token {} of {} (token {} of document {}, in sample {})",
+                                        index.tokens_before() + token, tokens.name(),
+                                        token - index.document_begin(document),
+                                        index.documents_before() + document, sample);
   if (id < 0)
     throw UserError(fmt::format("{} has an id that is negative or above 2^31", where),
                     "the file is damaged, or its type of tokens is wrong");

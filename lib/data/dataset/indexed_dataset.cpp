@@ -139,6 +139,17 @@ void TokenIndex::check_documents() {
       throw UserError(fmt::format("{}: document entry {} is {} (at byte {}) after {}", name_, i,
                                   at(i), documents_at_ + 8 * i, at(i - 1)),
                       kRebuild);
+  documents_ = entries_ - 1;
+}
+
+void TokenIndex::keep_documents(int64_t first, int64_t last) {
+  MT_CHECK(first >= 0 && first <= last && last <= documents_, "documents {} .. {} of {}", first,
+           last, documents_);
+  const int64_t begin = document_begin(first), end = document_begin(last);
+  documents_before_ += first;
+  documents_ = last - first;
+  tokens_before_ += begin;
+  tokens_ = end - begin;
 }
 
 int64_t TokenIndex::length(int64_t sequence) const {
@@ -148,19 +159,21 @@ int64_t TokenIndex::length(int64_t sequence) const {
 
 int64_t TokenIndex::first_token(int64_t sequence) const {
   MT_CHECK(sequence >= 0 && sequence <= sequences_, "sequence {} of {}", sequence, sequences_);
-  return sequence == sequences_ ? tokens_
-                                : load<int64_t>(pointers_at_ + 8 * sequence) / token_bytes(type_);
+  if (sequence == 0) return 0;
+  return load<int64_t>(pointers_at_ + 8 * (sequence - 1)) / token_bytes(type_) +
+         length(sequence - 1);
 }
 
 int64_t TokenIndex::document_begin(int64_t document) const {
-  MT_CHECK(document >= 0 && document < entries_, "document {} of {}", document, entries_ - 1);
-  return first_token(load<int64_t>(documents_at_ + 8 * document));
+  MT_CHECK(document >= 0 && document <= documents_, "document {} of {}", document, documents_);
+  return first_token(load<int64_t>(documents_at_ + 8 * (documents_before_ + document))) -
+         tokens_before_;
 }
 
 int64_t TokenIndex::document_of(int64_t token) const {
   MT_CHECK(token >= 0 && token < tokens_, "token {} of {}", token, tokens_);
   // Searches for the last document that begins at or before the token.
-  int64_t low = 0, high = entries_ - 1;
+  int64_t low = 0, high = documents_;
   while (high - low > 1) {
     const int64_t middle = low + (high - low) / 2;
     (document_begin(middle) <= token ? low : high) = middle;
@@ -183,17 +196,31 @@ void convert(const std::byte* from, std::span<int32_t> out) {
 }
 }  // namespace
 
-IndexedDataset::IndexedDataset(const fs::path& prefix)
+IndexedDataset::IndexedDataset(const fs::path& prefix, const DocumentShare& share)
     : name_(bin_path(prefix).string()),
       opened_{look_at(bin_path(prefix)), look_at(idx_path(prefix))},
       idx_(idx_path(prefix)),
       bin_(bin_path(prefix)),
       index_(idx_.bytes(), bin_.bytes().size(), idx_path(prefix).string()) {
   const fs::path mask = mask_path(prefix);
-  if (!fs::exists(mask)) return;
-  opened_.push_back(look_at(mask));
-  mask_.emplace(mask);
-  check_mask(mask);
+  if (fs::exists(mask)) {
+    opened_.push_back(look_at(mask));
+    mask_.emplace(mask);
+    check_mask(mask);
+  }
+  keep(share);
+}
+
+void IndexedDataset::keep(const DocumentShare& share) {
+  const int64_t count = index_.documents();
+  const auto [first, last] = share.range(count);
+  if (first == 0 && last == count) return;
+  if (first >= last)
+    throw UserError(fmt::format("{} has {} documents: the share from {:.6g} % to {:.6g} % has none",
+                                name_, count, 100 * share.begin, 100 * share.end),
+                    "use a larger share in dataset.split, or a larger data set");
+  index_.keep_documents(first, last);
+  name_ += fmt::format(" (documents {} to {})", first, last - 1);
 }
 
 IndexedDataset::Opened IndexedDataset::look_at(const fs::path& path) {
@@ -231,13 +258,14 @@ void IndexedDataset::check_mask(const fs::path& path) const {
 
 bool IndexedDataset::any_counts(int64_t first, int64_t count) const {
   if (!mask_ || count == 0) return count > 0;
-  return std::memchr(mask().data() + first, 1, size_t(count)) != nullptr;
+  return std::memchr(mask().data() + index_.tokens_before() + first, 1, size_t(count)) != nullptr;
 }
 
 void IndexedDataset::read(int64_t first, std::span<int32_t> out) const {
   MT_CHECK(first >= 0 && first + int64_t(out.size()) <= tokens(), "tokens {} .. {} of {}", first,
            first + int64_t(out.size()), tokens());
-  const std::byte* from = bin_.bytes().data() + first * token_bytes(index_.type());
+  const std::byte* from =
+      bin_.bytes().data() + (index_.tokens_before() + first) * token_bytes(index_.type());
   require_complete();  // before: data after the end cannot be read
   switch (index_.type()) {
     case TokenType::u8: convert<uint8_t>(from, out); break;

@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "base/document_share.h"
 #include "base/file.h"
 
 namespace mtrain::data {
@@ -39,11 +40,19 @@ class TokenIndex {
 
   TokenType type() const { return type_; }
   int64_t sequences() const { return sequences_; }
-  int64_t documents() const { return entries_ - 1; }
+  int64_t documents() const { return documents_; }
   int64_t tokens() const { return tokens_; }
 
   int64_t length(int64_t sequence) const;       // tokens
-  int64_t first_token(int64_t sequence) const;  // position in the stream of all tokens
+  int64_t first_token(int64_t sequence) const;  // position in the file's stream of all tokens
+
+  // Keeps the documents [first, last). Documents and positions of tokens then count from the first
+  // of them, those of sequences still in the file.
+  void keep_documents(int64_t first, int64_t last);
+  // How many documents and tokens of the file are before the first that is kept.
+  int64_t documents_before() const { return documents_before_; }
+  int64_t tokens_before() const { return tokens_before_; }
+
   // Returns the position of the document's first token. document_begin(documents()) is tokens().
   int64_t document_begin(int64_t document) const;
   int64_t document_of(int64_t token) const;  // the document that has this position
@@ -58,7 +67,8 @@ class TokenIndex {
   std::span<const std::byte> idx_;
   std::string name_;
   TokenType type_{};
-  int64_t sequences_ = 0, entries_ = 0, tokens_ = 0;
+  int64_t sequences_ = 0, entries_ = 0, documents_ = 0, tokens_ = 0;
+  int64_t documents_before_ = 0, tokens_before_ = 0;
   int64_t lengths_at_ = 0, pointers_at_ = 0, documents_at_ = 0;  // byte offsets
 };
 
@@ -66,25 +76,31 @@ class TokenIndex {
 // there is one. Throws UserError for files that do not fit each other.
 class IndexedDataset {
  public:
-  explicit IndexedDataset(const std::filesystem::path& prefix);
+  // Throws UserError, too, if the share has no document.
+  explicit IndexedDataset(const std::filesystem::path& prefix, const DocumentShare& share = {});
 
   const TokenIndex& index() const { return index_; }
   int64_t tokens() const { return index_.tokens(); }
-  const std::string& name() const { return name_; }  // the path of the .bin
+  // The path of the .bin, and the documents if not all of them are read.
+  const std::string& name() const { return name_; }
 
-  // Sets out[i] to token first + i of the stream of all documents, which must have that token. A
+  // Sets out[i] to token first + i of the stream of the documents, which must have that token. A
   // 64-bit id that does not fit becomes -1. Throws RunError if a file has become shorter.
   void read(int64_t first, std::span<int32_t> out) const;
 
   // Whether there may be tokens that do not count as labels.
   bool masked() const { return mask_.has_value(); }
-  bool counts(int64_t token) const { return !mask_ || mask()[size_t(token)] != std::byte{0}; }
+  bool counts(int64_t token) const {
+    return !mask_ || mask()[size_t(index_.tokens_before() + token)] != std::byte{0};
+  }
   // Whether one of the tokens [first, first + count) counts as a label.
   bool any_counts(int64_t first, int64_t count) const;
 
  private:
-  std::span<const std::byte> mask() const { return mask_->bytes(); }  // a byte for each token
+  // A byte for each token of the file.
+  std::span<const std::byte> mask() const { return mask_->bytes(); }
   void check_mask(const std::filesystem::path& path) const;
+  void keep(const DocumentShare& share);
 
   // A mapped file, as it was when it was opened.
   struct Opened {

@@ -120,7 +120,8 @@ bool ColumnText::render(const Json& row, LineFault& fault, std::string& out) con
                          : fmt::format("the row has no column \"{}\", but {}", part.steps[0],
                                        columns_of_row(row));
       fault.hint = column ? "fix the row, or name another column"
-                          : "name the columns of the data in `prompt` and `completion`";
+                          : "name the columns of the data in `prompt` and `completion`, or "
+                            "AutoModel's `column_mapping`";
       return false;
     }
     const std::string& text = value->get_ref<const std::string&>();

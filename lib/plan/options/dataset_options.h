@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "base/document_share.h"
 #include "base/packing_strategy.h"
 
 namespace mtrain::plan {
@@ -22,6 +23,7 @@ struct DatasetOptions {
   struct Blend {
     std::vector<std::string> prefixes;  // path prefixes of .bin/.idx pairs
     std::vector<double> weights;        // empty: the prefixes' numbers of tokens
+    DocumentShare documents = {};       // those of each prefix that are read
   };
   Blend train, validation;
   // Each document is a sample of its own length; seq_length is the longest.

@@ -286,10 +286,16 @@ DatasetOptions dataset_options(const Recipe& r) {
                ? DatasetOptions::Mock{s.limit.value_or(kSamples), s.vocab_size.value_or(0)}
                : DatasetOptions::Mock{};
   };
+  const auto share = [](const recipe::SamplesConfig& samples, const std::vector<double>& split,
+                        SplitPart part) {
+    return samples.on() ? DocumentShare{} : document_share(split, part);
+  };
   const recipe::DatasetConfig& d = r.dataset;
-  return {.train = {tokens(d.train_samples, r.train_tokens, d.train), d.train_weights},
+  return {.train = {tokens(d.train_samples, r.train_tokens, d.train), d.train_weights,
+                    share(d.train_samples, d.split, SplitPart::train)},
           .validation = {tokens(d.validation_samples, r.validation_tokens, d.validation),
-                         d.validation_weights},
+                         d.validation_weights,
+                         share(d.validation_samples, d.validation_split, SplitPart::validation)},
           .rows = data_form(r) == recipe::DataForm::rows,
           .mock_train = mock(d.train_samples),
           .mock_validation = mock(d.validation_samples),

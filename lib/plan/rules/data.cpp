@@ -5,6 +5,7 @@
 #include <fmt/core.h>
 #include <fmt/ranges.h>
 
+#include "base/document_share.h"
 #include "base/hub_cache.h"
 #include "base/strings.h"
 #include "plan/rules/rules.h"
@@ -20,6 +21,23 @@ void validate_weights(const char* name, const std::vector<std::string>& paths,
       weights.empty() || weights.size() == paths.size(), {field, list},
       fmt::format("{} weights for {} path prefixes", weights.size(), paths.size()),
       "give one weight per prefix, or none to weigh them by their numbers of tokens");
+}
+
+// Checks the split of `data`, of which `part` is read. `prefixes` is whether it names any pairs.
+void validate_split(const char* field, const char* data, const std::vector<double>& split,
+                    SplitPart part, bool prefixes, Diagnostics& diagnostics) {
+  if (split.empty()) return;
+  const bool has_part = split.size() > size_t(part) && split[size_t(part)] > 0;
+  diagnostics.require(split.size() <= 3 && has_part, {field},
+                      fmt::format("[{}] {}", fmt::join(split, ", "),
+                                  split.size() > 3           ? "has more than three shares"
+                                  : part == SplitPart::train ? "has no share for training"
+                                                             : "has no share for validation"),
+                      "write the shares of training, validation and test: [99, 1, 0]");
+  diagnostics.require(prefixes, {field, data}, "splits .bin/.idx pairs, and none are named",
+                      fmt::format("rows of text have their own: {}: {{messages: FILE, split: "
+                                  "\"train[:99%]\"}}",
+                                  data));
 }
 
 // Whether the text is a split as data::parse_split() reads it.
@@ -72,19 +90,29 @@ void validate_samples(const Recipe& r, Diagnostics& diagnostics) {
 }  // namespace
 
 void validate_data(const Recipe& r, Diagnostics& diagnostics) {
-  for (const std::string& prefix : r.dataset.validation)
-    if (std::ranges::count(r.dataset.train, prefix) > 0)
-      diagnostics.warn("dataset.validation",
-                       fmt::format("{} is also training data, so its loss says nothing about "
-                                   "held-out text",
-                                   prefix),
-                       "cut held-out text off by `mtrain data build --validation-fraction`");
+  const auto end = document_share(r.dataset.split, SplitPart::train).end,
+             begin = document_share(r.dataset.validation_split, SplitPart::validation).begin;
+  if (begin < end)
+    for (const std::string& prefix : r.dataset.validation)
+      if (std::ranges::count(r.dataset.train, prefix) > 0)
+        diagnostics.warn("dataset.validation",
+                         fmt::format("{} is also training data, so its loss says nothing about "
+                                     "held-out text",
+                                     prefix),
+                         "leave it out, and write dataset.split: [99, 1, 0]; or cut held-out text "
+                         "off by `mtrain data build --validation-fraction`");
   diagnostics.require(
       !r.dataset.train.empty() || r.dataset.train_samples.on(), {"dataset.train"},
       "no training data is given",
       "set dataset.train to the prefix of .bin/.idx files made by `mtrain data build`, or to "
       "{messages: FILE.jsonl}");
   validate_samples(r, diagnostics);
+  validate_split("dataset.split", "dataset.train", r.dataset.split, SplitPart::train,
+                 !r.dataset.train.empty() || !r.given("dataset.split"), diagnostics);
+  validate_split("dataset.validation_split", "dataset.validation", r.dataset.validation_split,
+                 SplitPart::validation,
+                 !r.dataset.validation.empty() || !r.given("dataset.validation_split"),
+                 diagnostics);
   validate_weights("train", r.dataset.train, r.dataset.train_weights, diagnostics);
   validate_weights("validation", r.dataset.validation, r.dataset.validation_weights, diagnostics);
   diagnostics.require(r.validation.every_steps == 0 || !r.dataset.validation.empty() ||
@@ -202,13 +230,15 @@ void check_files(const Recipe& r, Diagnostics& diagnostics) {
   check_prefixes("dataset.validation", r.dataset.validation, r, diagnostics);
   if (r.tokenizer.type != recipe::TokenizerType::huggingface || !r.tokenizer.path) return;
   std::error_code ignored;
-  if (const auto problem = hub_problem(*r.tokenizer.path))
-    diagnostics.add("tokenizer.path", problem->message, problem->hint);
-  else
+  if (const auto problem = hub_problem(*r.tokenizer.path)) {
+    // A tokenizer that is the model's would only repeat what is wrong with model.from.
+    if (r.given("tokenizer.path") || r.tokenizer.path != r.model.from)
+      diagnostics.add("tokenizer.path", problem->message, problem->hint);
+  } else {
     diagnostics.require(std::filesystem::exists(hub_model_folder(*r.tokenizer.path), ignored),
-                        {"tokenizer.path"},
-                        fmt::format("there is no file or folder {}", *r.tokenizer.path),
+                        {"tokenizer.path"}, fmt::format("{} does not exist", *r.tokenizer.path),
                         "give the tokenizer.json of the model, or the folder that holds it");
+  }
 }
 
 }  // namespace mtrain::plan

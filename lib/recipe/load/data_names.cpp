@@ -71,6 +71,14 @@ std::optional<Blend> read_blend(const Node& node, bool quoted, ValueError& wrong
   return std::nullopt;
 }
 
+void read_split(Node& node) {
+  if (node.kind != Node::Kind::scalar || node.unset()) return;
+  std::vector<Node> shares = items_of(node, ", ");
+  for (const Node& share : shares)
+    if (!is_number_node(share)) return;  // the list's reader reports it
+  node = {.kind = Node::Kind::list, .location = node.location, .items = std::move(shares)};
+}
+
 bool read_window_pair(Node& node, ValueError& wrong) {
   const bool text = node.kind == Node::Kind::scalar && node.text.find(',') != std::string::npos;
   if (!text && node.kind != Node::Kind::list) return true;

@@ -20,6 +20,9 @@ struct Blend {
 // lists, a quoted number may be a share; in mtrain's own lists it is a prefix.
 std::optional<Blend> read_blend(const Node& node, bool quoted, ValueError& wrong);
 
+// Replaces Megatron's split of a data set, the text "99,1,0", by a list of its numbers.
+void read_split(Node& node);
+
 // Replaces Megatron's window (left, right), a list or a text, by the number of tokens that a token
 // attends to, itself included. Returns false, and says why in `wrong`, if it cannot.
 bool read_window_pair(Node& node, ValueError& wrong);

@@ -29,12 +29,22 @@ struct OlderSection {
 constexpr OlderSection kOlderSections[] = {
     {"autopipeline", "distributed.pipeline"}, {"recipe.trainer.strategy", "strategy"},
     {"recipe.strategy", "strategy"},          {"trainer.strategy", "strategy"},
-    {"strategy.ddp_config", "ddp"},           {"strategy.ddp", "ddp"}};
+    {"strategy.ddp_config", "ddp"},           {"strategy.ddp", "ddp"},
+    {"distributed_config", "distributed"}};
 
 // Whether a key is an option of Hydra for the construction of a class.
 bool is_hydra_option(std::string_view key) {
   return key == "_recursive_" || key == "_convert_" || key == "_partial_" || key == "_args_" ||
          key == "_call_";
+}
+
+// Returns the field that an argument of the section's class sets, or `path`.
+std::string field_of_argument(const ModelSource& models, std::string_view section,
+                              std::string_view class_path, const std::string& path) {
+  const Target* target = find_target(models, section, class_path);
+  if (!target) return path;
+  const auto other = std::ranges::find(target->arguments, path, &Target::Argument::path);
+  return other == target->arguments.end() ? path : std::string(other->field);
 }
 
 // Walks a tree and records which field each leaf sets.
@@ -48,6 +58,7 @@ class TreeWalk {
   // Reads the root of a recipe. In recipes of Megatron-Bridge the root has a `_target_`, too.
   void collect_root(const Node& root) {
     layer_.given.automodel |= find_key(root, "recipe") != nullptr;
+    if (const Node* trainer = find_key(root, "recipe")) check_trainer(*trainer);
     collect(root, "", unknown_for(root, ""));
     reports_.fields_off();
   }
@@ -64,6 +75,8 @@ class TreeWalk {
       return apply_target(path.substr(0, path.size() - std::min(path.size(), word.size() + 1)),
                           location, node);
     if (path == "strategy" && node.kind == Node::Kind::map) return collect(node, path, unknown_);
+    // The argument of an unknown class of data need not be Megatron's.
+    if (word == "split" && unknown_ == Unknown::pass) return;
     // Such sections hold texts for others, or are switched off.
     if (path.starts_with('_') && path.find('.') == std::string::npos && layer_.given.automodel)
       return diagnostics_.add_at(Severity::resolved, location, path,
@@ -90,11 +103,10 @@ class TreeWalk {
     struct MegatronWord {
       std::string_view word, path;
     };
-    static constexpr MegatronWord kWords[] = {{"adam_beta1", "optimizer.adam_beta1"},
-                                              {"adam_beta2", "optimizer.adam_beta2"},
-                                              {"num_layers", "model.num_layers"},
-                                              {"ffn_hidden_size", "model.ffn_hidden_size"},
-                                              {"optimizer", "optimizer.name"}};
+    static constexpr MegatronWord kWords[] = {
+        {"adam_beta1", "optimizer.adam_beta1"}, {"adam_beta2", "optimizer.adam_beta2"},
+        {"num_layers", "model.num_layers"},     {"ffn_hidden_size", "model.ffn_hidden_size"},
+        {"optimizer", "optimizer.name"},        {"split", "dataset.split"}};
     for (const MegatronWord& known : kWords)
       if (known.word == word && node.kind == Node::Kind::scalar && !node.unset())
         return set(std::string(known.path), location, node);
@@ -166,13 +178,23 @@ class TreeWalk {
     return Unknown::refuse;
   }
 
+  // Refuses AutoModel's trainers of other tasks. Its trainers of next tokens differ in what they
+  // report.
+  void check_trainer(const Node& trainer) {
+    const Node* target = find_key(trainer, "_target_");
+    const std::string_view name = last_word(target ? target->text : trainer.text);
+    if (name.find("Recipe") == std::string_view::npos) return;
+    if (name.ends_with("RecipeForNextTokenPrediction") && !name.starts_with("Knowledge")) return;
+    diagnostics_.add_at(Severity::error, trainer.location, "recipe",
+                        fmt::format("{} is not a trainer of next tokens that mtrain knows", name),
+                        "write TrainFinetuneRecipeForNextTokenPrediction, which is what mtrain "
+                        "does; other tasks are not supported");
+  }
+
   // Returns the field that a key of this section sets. The section's class may change its name.
   std::string field_of(const Node& section, const std::string& prefix, std::string path) const {
     const Node* name = find_key(section, "_target_");
-    const Target* target = name ? find_target(models_, prefix, name->text) : nullptr;
-    if (!target) return path;
-    const auto other = std::ranges::find(target->arguments, path, &Target::Argument::path);
-    return other == target->arguments.end() ? path : std::string(other->field);
+    return name ? field_of_argument(models_, prefix, name->text, path) : path;
   }
 
   void collect(const Node& node, const std::string& prefix, Unknown unknown) {
@@ -286,6 +308,7 @@ class TreeWalk {
           fmt::format("mtrain runs no Python and does not know {}", describe(node)),
           native_way(section));
     }
+    layer_.given.classes.insert_or_assign(section, node.text);
     layer_.given.replaced.push_back({.what = section + "._target_"});
     if (!target->warning.empty())
       diagnostics_.add_at(Severity::warning, location, section + "._target_",
@@ -354,6 +377,16 @@ RawSettings flatten_fields(const ModelSource& models, const Node& root, Origin o
   TreeWalk walk(models, diagnostics, origin);
   walk.collect_root(root);
   return walk.take();
+}
+
+std::string path_of_argument(const ModelSource& models, const RawSettings& given,
+                             const std::string& path) {
+  const size_t dot = path.rfind('.');
+  if (dot == std::string::npos) return path;
+  const auto known = given.classes.find(std::string_view(path).substr(0, dot));
+  return known == given.classes.end()
+             ? path
+             : field_of_argument(models, known->first, known->second, path);
 }
 
 RawSettings flatten_override(const ModelSource& models, const std::string& path,

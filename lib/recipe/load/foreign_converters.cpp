@@ -5,6 +5,9 @@
 
 #include <fmt/core.h>
 
+#include "base/error.h"
+#include "base/file.h"
+#include "base/strings.h"
 #include "recipe/load/data_names.h"
 #include "recipe/load/list_expression.h"
 #include "recipe/load/sample_targets.h"
@@ -22,9 +25,47 @@ void apply_preset(LayerSettings& layer, const PrecisionPreset& preset,
                              fmt::format("`{}`: {}", node.text, preset.left_out));
 }
 
+void set_data(LayerSettings& layer, const SchemaRow& row, const std::string& path,
+              const SourceLocation& location, const Node& node);
+
+// Sets data from MegatronPretraining's `paths: {train: ..., validation: ...}`.
+void set_part_of_paths(LayerSettings& layer, const SchemaRow& row, const std::string& path,
+                       const SourceLocation& location, const Node& node) {
+  const bool train = row.path == "dataset.train";
+  const std::vector<std::string_view> names =
+      train ? std::vector<std::string_view>{"train"}
+            : std::vector<std::string_view>{"validation", "valid", "val", "dev"};
+  for (size_t i = 0; i < node.keys.size(); ++i)
+    if (std::ranges::count(names, node.keys[i].name) > 0)
+      return set_data(layer, row, fmt::format("{}.{}", path, names[0]), location, node.items[i]);
+  layer.diagnostics.add_at(Severity::error, location, path, fmt::format("has no `{}`", names[0]),
+                           "write {train: PREFIXES, validation: PREFIXES}");
+}
+
+// Sets data from a JSON file that has what MegatronPretraining's `paths` may be.
+void set_data_of_file(LayerSettings& layer, const SchemaRow& row, const std::string& path,
+                      const SourceLocation& location, const std::string& file) {
+  Node content;
+  try {
+    if (!parse_json(read_file(file), file, layer.diagnostics, content)) return;
+  } catch (const Error& e) {
+    return layer.diagnostics.add_at(Severity::error, location, path, e.message(), e.hint());
+  }
+  if (content.kind == Node::Kind::scalar)
+    return layer.diagnostics.add_at(Severity::error, location, path,
+                                    fmt::format("{} has neither a list nor an object", file),
+                                    "write [0.3, PREFIX, 0.7, PREFIX] or {\"train\": [PREFIX]}");
+  set_data(layer, row, path, location, content);
+}
+
 // Sets a list of data sets. If it is a blend, also sets their shares.
 void set_data(LayerSettings& layer, const SchemaRow& row, const std::string& path,
               const SourceLocation& location, const Node& node) {
+  if (path == "dataset.paths" || path == "validation_dataset.paths") {
+    if (node.kind == Node::Kind::map) return set_part_of_paths(layer, row, path, location, node);
+    if (node.kind == Node::Kind::scalar && node.text.ends_with(".json"))
+      return set_data_of_file(layer, row, path, location, node.text);
+  }
   ValueError wrong;
   const std::optional<Blend> blend = read_blend(node, path != row.path, wrong);
   if (!wrong.reason.empty()) {
@@ -213,6 +254,12 @@ bool convert_value(LayerSettings& layer, const std::string& path, const SourceLo
     set_load(layer, location, node);
     return true;
   }
+  // AutoModel's LATEST starts a run if nothing is saved yet.
+  if (path == "checkpoint.restore_from" && to_lower(node.text) == "latest") {
+    layer.add_text("checkpoint.load", path, location, "latest");
+    layer.add_text("checkpoint.load_or_start", path, location, "true");
+    return true;
+  }
   if (path == "checkpoint.load.path") {
     layer.add(find_row("checkpoint.load"), path, location, node);
     return true;
@@ -229,10 +276,12 @@ bool convert_value(LayerSettings& layer, const std::string& path, const SourceLo
   if (set_variables(layer, path, location, node)) return true;
   if (path == "model.window_size" || path == "model.sliding_window")
     if (!read_window(layer, path, location, node)) return true;
-  if (const SchemaRow* row = find_row(path);
-      row && (row->path == "dataset.train" || row->path == "dataset.validation")) {
-    set_data(layer, *row, path, location, node);
-    return true;
+  if (const SchemaRow* row = find_row(path)) {
+    if (row->path == "dataset.train" || row->path == "dataset.validation") {
+      set_data(layer, *row, path, location, node);
+      return true;
+    }
+    if (row->path == "dataset.split" || row->path == "dataset.validation_split") read_split(node);
   }
   if (path == "model.moe_layer_freq" || path == "model.no_rope_freq" ||
       path == "model.window_attn_skip_freq")

@@ -50,10 +50,11 @@ const std::vector<Compound>& compounds() {
       // A list replaces a blend and its shares. Under another system's name it also replaces shares
       // that were set by themselves.
       {.name = "dataset.train",
-       .own = {"dataset.train", "dataset.data_path", "dataset.paths", "dataset.train_samples.*"}},
+       .own = {"dataset.train", "dataset.data_path", "dataset.paths", "dataset.paths.train",
+               "dataset.train_samples.*"}},
       {.name = "dataset.validation",
        .own = {"dataset.validation", "dataset.valid", "validation_dataset.paths",
-               "dataset.validation_samples.*"}},
+               "dataset.validation_samples.*", "validation_dataset.paths.validation"}},
       {.name = "dataset.train_samples.format", .own = {"dataset.train"}},
       {.name = "dataset.validation_samples.format", .own = {"dataset.validation"}},
       {.name = "dataset.data_path", .others = {"dataset.train_weights"}},
@@ -184,6 +185,10 @@ void RawSettings::merge(RawSettings&& over, Diagnostics& diagnostics) {
   for (auto& [path, field] : over.defaults) defaults.insert_or_assign(path, std::move(field));
   for (auto& [path, value] : over.foreign) foreign.insert_or_assign(path, value);
   sections.merge(over.sections);
+  // Data under mtrain's own name have no arguments of the class that a layer below names.
+  if (over.fields.contains("dataset.train")) classes.erase("dataset");
+  if (over.fields.contains("dataset.validation")) classes.erase("validation_dataset");
+  for (auto& [section, name] : over.classes) classes.insert_or_assign(section, name);
   automodel |= over.automodel;
 }
 

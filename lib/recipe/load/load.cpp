@@ -276,6 +276,19 @@ class Reader {
   int files_ = 0;
 };
 
+// AutoModel names a model and its revision separately. The revision of a folder says nothing.
+void join_revision(RawSettings& given) {
+  const auto revision = given.foreign.find("model.revision");
+  const auto from = given.fields.find("model.from");
+  if (revision == given.foreign.end() || from == given.fields.end() || revision->second.empty() ||
+      revision->second == "null")
+    return;
+  std::string& name = from->second.node.text;
+  std::error_code ignored;
+  if (name.find('@') == std::string::npos && !fs::exists(name, ignored))
+    name += "@" + revision->second;
+}
+
 }  // namespace
 
 Recipe build_recipe(const ModelSource& models, RawSettings given, const std::string& source,
@@ -289,6 +302,7 @@ Recipe build_recipe(const ModelSource& models, RawSettings given, const std::str
   }
   interpolate_field("model.from", given, recipe, diagnostics);
   interpolate_field("model.ignore_keys", given, recipe, diagnostics);
+  join_revision(given);
   if (saved_model.empty())
     models.read_folder(given, diagnostics);
   else

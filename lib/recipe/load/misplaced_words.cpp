@@ -69,7 +69,7 @@ constexpr OtherCommand kOtherCommands[] = {
     {"launch", Verb::train},   {"start", Verb::train},    {"llm", Verb::tune},
     {"vlm", Verb::tune},       {"finetune", Verb::tune},  {"fine-tune", Verb::tune},
     {"fine_tune", Verb::tune}, {"sft", Verb::tune},       {"tune", Verb::tune},
-    {"resume", Verb::resume}};
+    {"resume", Verb::resume},  {"automodel", Verb::train}};
 
 std::string with_underscores(std::string_view word) {
   std::string name(word.substr(0, word.find('=')));
@@ -136,7 +136,11 @@ std::string recipe_among(const std::vector<std::string>& words) {
 }
 
 // Returns the words of a training, quoted for a shell, after RECIPE if they do not name a recipe.
-std::string training(const std::vector<std::string>& words) {
+// Leaves out the commands of other programs before them: `automodel finetune llm`.
+std::string training(std::vector<std::string> words) {
+  if (!recipe_among(words).empty())
+    while (std::ranges::count(kOtherCommands, words[0], &OtherCommand::name) > 0)
+      words.erase(words.begin());
   const bool has_recipe =
       !recipe_among(words).empty() || std::ranges::any_of(words, [](const std::string& word) {
         return word.starts_with("--recipe=") || word.starts_with("--config=") ||
@@ -217,7 +221,7 @@ void refuse_other_commands(const std::vector<std::string>& words,
   const std::string recipe = recipe_among(words);
   std::vector<std::string> settings;
   std::ranges::copy_if(words, std::back_inserter(settings), is_setting_word);
-  if (row->verb == Verb::train)
+  if (row->verb == Verb::train || (row->verb == Verb::tune && !recipe.empty()))
     throw UserError(fmt::format("`{}` is not a command of mtrain", words[0]),
                     fmt::format("a recipe alone starts its training: write mtrain {}{}",
                                 recipe.empty() ? "quickstart" : recipe, typed(settings)));
@@ -231,9 +235,8 @@ void refuse_other_commands(const std::vector<std::string>& words,
                                 folder ? typed({"train.run_dir=" + words[1]}) : ""));
   }
   throw UserError(fmt::format("`{}` is not a command of mtrain", words[0]),
-                  fmt::format("write mtrain {} model.from=FOLDER, a Hugging Face folder with "
-                              "config.json and safetensors, or the name of a downloaded model",
-                              recipe.empty() ? "sft" : recipe));
+                  "write mtrain sft model.from=FOLDER, a Hugging Face folder with config.json and "
+                  "safetensors, or the name of a downloaded model");
 }
 
 }  // namespace

@@ -47,14 +47,17 @@ void apply_override(const ModelSource& models, const std::string& text, const st
     return;
   }
   if (!text.empty() && text[0] == '~')
-    return reset(normalize_path(trim(std::string_view(text).substr(1, equals - 1))), location,
-                 diagnostics, given);
+    return reset(
+        path_of_argument(models, given,
+                         normalize_path(trim(std::string_view(text).substr(1, equals - 1)))),
+        location, diagnostics, given);
   if (equals == std::string::npos || equals == 0) {
     diagnostics.add_at(Severity::error, location, "", "this is not an override",
                        "write path=value, such as optimizer.lr=1e-4, or ~path to reset a field");
     return;
   }
-  const std::string path = normalize_path(trim(std::string_view(text).substr(0, equals)));
+  const std::string path = path_of_argument(
+      models, given, normalize_path(trim(std::string_view(text).substr(0, equals))));
   Node node;
   const std::string value = text.substr(equals + 1);
   if (!parse_override_value(value, holds_secrets(text) ? "..." : value, source, path, diagnostics,

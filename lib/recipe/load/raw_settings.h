@@ -38,6 +38,8 @@ struct RawSettings {
   // Values for fields that the recipe does not set, from a class that it names by _target_.
   std::map<std::string, RawSetting, std::less<>> defaults;
   std::set<std::string, std::less<>> sections;  // sections that are written, empty too
+  // The class that a section names by _target_, if it is known.
+  std::map<std::string, std::string, std::less<>> classes;
   // Settings of the layers below that this layer removes.
   struct Replaced {
     std::string what;  // as drop() reads it
@@ -67,6 +69,11 @@ std::string normalize_path(std::string_view path);
 // Returns the fields that a tree of sections sets.
 RawSettings flatten_fields(const ModelSource& models, const Node& root, Origin origin,
                            Diagnostics& diagnostics);
+
+// Returns the field that an argument of a section's class sets: dataset.split is one of squad.
+// Other paths are returned unchanged.
+std::string path_of_argument(const ModelSource& models, const RawSettings& given,
+                             const std::string& path);
 
 // Returns what one override sets. A path without a section means the only field of that name, as in
 // Megatron's flags.

@@ -291,6 +291,34 @@ void expand_patterns(std::vector<std::string>& prefixes) {
   prefixes = std::move(expanded);
 }
 
+// Megatron's `split` cuts the validation data from the training data. AutoModel's recipes validate
+// only if they have a validation_dataset.
+void derive_split(Recipe& r, Diagnostics& diagnostics) {
+  DatasetConfig& d = r.dataset;
+  const auto read_whole = [&](const char* field, std::vector<double>& split) {
+    if (split.empty()) return;
+    split.clear();
+    r.origins[field] = Origin::derived;
+    diagnostics.resolved(field, "[]: `paths` names the data of each part, which are read whole");
+  };
+  if (r.written_as("dataset.train", "dataset.paths.train")) read_whole("dataset.split", d.split);
+  if (r.written_as("dataset.validation", "validation_dataset.paths.validation"))
+    read_whole("dataset.validation_split", d.validation_split);
+  if (d.split.empty()) return;
+  const bool second = d.split.size() > 1 && d.split[1] > 0;
+  if (d.validation.empty() && !d.validation_samples.on() && second && !r.automodel) {
+    d.validation = d.train;
+    d.validation_weights = d.train_weights;
+    r.origins["dataset.validation"] = Origin::derived;
+    diagnostics.resolved("dataset.validation", "the second share of dataset.train");
+  }
+  if (d.validation.empty() || d.validation != d.train || r.given("dataset.validation_split") ||
+      !d.validation_split.empty())
+    return;
+  d.validation_split = d.split;
+  r.origins["dataset.validation_split"] = Origin::derived;
+}
+
 // The section alone asks for adapters, as it does for AutoModel. A printed recipe has `dim`.
 void derive_adapters(Recipe& r) {
   if (r.given("peft.dim")) return;
@@ -306,6 +334,7 @@ void resolve_recipe(const ModelConfig& family, Recipe& r, Diagnostics& diagnosti
   take_foreign_values(r, diagnostics);
   expand_patterns(r.dataset.train);
   expand_patterns(r.dataset.validation);
+  derive_split(r, diagnostics);
   auto& m = r.model;
   derive(r, "model.num_query_groups", m.num_query_groups, m.num_attention_heads);
   // The rules report a hidden size that the heads do not divide; here the division rounds down.

@@ -406,8 +406,10 @@ bool parse_override_value(const std::string& text, const std::string& shown,
                           const std::string& source, std::string_view field,
                           Diagnostics& diagnostics, Node& out) {
   Diagnostics own;
-  out = {};
-  const bool ok = parse(text, "value", false, own, out) && !own.has_errors();
+  // In YAML a * begins a reference, but in a value it is a pattern: peft.target_modules=*_proj.
+  const bool pattern = text.starts_with('*');
+  out = pattern ? Node{.kind = Node::Kind::scalar, .text = text, .quoted = true} : Node();
+  const bool ok = pattern || (parse(text, "value", false, own, out) && !own.has_errors());
   if (!ok) {
     const auto list = own.sorted();
     diagnostics.add_at(Severity::error, {source, 0, 0}, field,

@@ -22,6 +22,7 @@ constexpr auto enum_names(DataForm) {
 struct DatasetConfig {
   std::vector<std::string> train, validation;
   std::vector<double> train_weights, validation_weights;
+  std::vector<double> split, validation_split;
   SamplesConfig train_samples, validation_samples;
   Auto<DataForm> form;
   std::optional<std::string> cache_dir;
@@ -46,6 +47,17 @@ struct DatasetConfig {
             &DatasetConfig::validation_weights,
             "share of each validation prefix; empty: in proportion to their numbers of tokens",
             {.min = 0, .above_min = true}},
+      Field{"split",
+            &DatasetConfig::split,
+            "[99, 1, 0]: shares of the documents of each training prefix, in their order, for "
+            "training, validation and test. Validation reads its share unless "
+            "dataset.validation names other data. Empty: training reads all documents",
+            {.min = 0}},
+      Field{"validation_split",
+            &DatasetConfig::validation_split,
+            "such shares of each prefix of dataset.validation, which reads the second. Empty: "
+            "those of split if it names the training prefixes, else all documents",
+            {.aliases = "validation_dataset.split", .min = 0}},
       Field{"train_samples", &DatasetConfig::train_samples,
             "rows of text to train on, which are tokenized when a run starts: what `train: "
             "{messages: "
