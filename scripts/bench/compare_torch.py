@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares training speed and memory of mtrain with PyTorch's on this CPU: same model, same threads, same machine.
 
-  scripts/bench/compare_torch.py --python path/to/venv/bin/python [--models a b c m] [--dtypes fp32 bf16] [--isa host|avx2]
+  scripts/bench/compare_torch.py --python path/to/venv/bin/python [--models a b c m l n] [--dtypes fp32 bf16] [--isa host|avx2]
     [--modes single ddp fsdp] [--ranks 2] [--rounds 3]
 
 PyTorch is torch_train.py beside this file, in an interpreter that has it (python -m venv; pip install torch numpy).
@@ -13,7 +13,8 @@ with the model's batch, and beside them stands our own single process on as many
 
 For every model and precision the fastest of PyTorch's variants is found by short runs: eager or torch.compile, and for
 bf16 autocast (fp32 weights, as ours) or weights and moments of bf16; for model m, whose layers have experts, also the
-forms of torch_train.py's --experts. Then both programs take turns; a round's ratio is that of the median steps of its
+forms of torch_train.py's --experts, and for models l and n, whose attention is latent, those of its --values. Model n has
+next to no MLP: its steps are those of the attention module. Then both programs take turns; a round's ratio is that of the median steps of its
 two neighbouring runs, and the result is the median of the rounds. Memory is the largest resident set of a process; its
 ratio is to the least of PyTorch's variants that keep fp32 weights. Both, and how busy others kept the cores meanwhile,
 are measured from outside, in the same way for both. Writes OUTPUT.json and OUTPUT.md.
@@ -32,9 +33,10 @@ import time
 from compare_gpu import settings_of, shape_of, write_data
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-RECIPE = {"a": "llama_3m", "b": "llama_28m", "c": "llama_124m", "m": "mixtral_42m"}
-STEPS = {"a": 30, "b": 12, "c": 8, "m": 12}  # measured steps of a run
-TARGET_SPEED = {"fp32": {"a": 1.8, "b": 1.6, "c": 1.45, "m": 1.5}, "bf16": {"a": 1.6, "b": 1.45, "c": 1.45, "m": 1.5}}
+RECIPE = {"a": "llama_3m", "b": "llama_28m", "c": "llama_124m", "m": "mixtral_42m", "l": "latent_50m", "n": "latent_module"}
+STEPS = {"a": 30, "b": 12, "c": 8, "m": 12, "l": 8, "n": 12}  # measured steps of a run
+TARGET_SPEED = {"fp32": {"a": 1.8, "b": 1.6, "c": 1.45, "m": 1.5, "l": 1.5, "n": 1.5},
+                "bf16": {"a": 1.6, "b": 1.45, "c": 1.45, "m": 1.5, "l": 1.5, "n": 1.5}}
 TARGET_MEMORY = 0.7
 STRATEGY = {"ddp": "ddp", "fsdp": "fsdp2"}
 FAIR_OTHERS = 0.1                   # cores that others may keep busy in a run that counts
@@ -131,14 +133,17 @@ class Comparison:
     def variants(self):
         """The settings to search for PyTorch's fastest."""
         weights = ["fp32"] if self.dtype == "fp32" else ["fp32", "bf16"]
-        experts = ["loop", "sorted", "grouped"] if self.shape["experts"] else [""]
-        for compiled, kind, form in itertools.product([0, 1], weights, experts):
+        forms = ["loop", "sorted", "grouped"] if self.shape["experts"] else [""]
+        option = "--experts"
+        if self.shape.get("kv_rank"):
+            forms, option = ["as_is", "padded"], "--values"
+        for compiled, kind, form in itertools.product([0, 1], weights, forms):
             how = "compile" if compiled else "eager"
             if how not in self.args.variants:
                 continue
             kept = "" if self.dtype == "fp32" else " autocast" if kind == "fp32" else " bf16 weights"
             name = how + kept + (f" {form}" if form else "")
-            yield name, ["--compile", compiled, "--weights", kind] + (["--experts", form] if form else [])
+            yield name, ["--compile", compiled, "--weights", kind] + ([option, form] if form else [])
 
     def compare(self):
         print(f"model {self.model.upper()} {self.dtype} {self.mode}: PyTorch's variants", flush=True)
