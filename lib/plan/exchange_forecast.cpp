@@ -21,12 +21,13 @@ void append(std::vector<PairPart>& to, const std::vector<PairPart>& more) {
 }
 
 // Returns the parts of a stage. In its first recompute.layers layers, backward recomputes the
-// forward of each group. After the head, the last stage runs a layer and the head for each depth of
-// multi-token prediction. The loss of a depth is not recomputed.
+// forward of each group. The layers of multi-token prediction follow the head, and each is followed
+// by the head once more, whose loss is not recomputed. The head may be apart, in the next stage.
 StageParts parts_of(const RunPlan& plan, int64_t stage, const PassCosts& costs) {
   const std::vector<bool> experts = experts_of_stage(plan, stage);
-  const bool head = stage + 1 == plan.layout.stages;
-  const spec::TokenPrediction mtp = head ? plan.model.mtp : spec::TokenPrediction{};
+  const bool last = stage + 1 == plan.layout.stages,
+             predicts = stage == plan.layout.prediction_stage(), head = last && predicts;
+  const spec::TokenPrediction mtp = predicts ? plan.model.mtp : spec::TokenPrediction{};
   const auto all = int64_t(experts.size()) - mtp.layers();
   const auto layers = [&](int64_t begin, int64_t end, bool with_head = false) {
     return stage_parts(costs, {experts.begin() + begin, experts.begin() + end}, with_head);
@@ -35,7 +36,7 @@ StageParts parts_of(const RunPlan& plan, int64_t stage, const PassCosts& costs) 
   std::vector<StageParts> depths;
   for (int64_t depth = 0; depth < mtp.depths; ++depth) {
     const int64_t layer = all + (mtp.repeated ? 0 : depth);
-    StageParts further = layers(layer, layer + 1, true);
+    StageParts further = layers(layer, layer + 1, head);
     append(parts.forward, further.forward);
     if (layer < plan.recompute.layers) {
       std::vector<PairPart> again = layers(layer, layer + 1).forward;
@@ -54,6 +55,10 @@ StageParts parts_of(const RunPlan& plan, int64_t stage, const PassCosts& costs) 
     const StageParts part = layers(begin, std::min(begin + group, recomputed));
     append(parts.backward, part.forward);
     append(parts.backward, part.backward);
+  }
+  for (int64_t depth = 0; last && !predicts && depth <= plan.model.mtp.depths; ++depth) {
+    append(parts.forward, stage_parts(costs, {}, true).forward);
+    append(parts.backward, stage_parts(costs, {}, true).backward);
   }
   return parts;
 }

@@ -106,7 +106,7 @@ double expert_bytes_per_step(const RunPlan& plan) {
       };
       for (size_t i = 0; i < experts.size(); ++i) add(i, 1);
       // A layer that predicts several further tokens runs once for each.
-      if (stage + 1 == l.stages && plan.model.mtp.depths > 0)
+      if (stage == l.prediction_stage() && plan.model.mtp.depths > 0)
         add(experts.size() - 1, double(plan.model.mtp.depths - plan.model.mtp.layers()));
     }
     most = std::max(most, layer_bytes * double(l.step_micro_batches()));
