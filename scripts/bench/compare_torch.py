@@ -33,7 +33,7 @@ import time
 from compare_gpu import settings_of, shape_of, write_data
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-RECIPE = {"a": "llama_3m", "b": "llama_28m", "c": "llama_124m", "m": "mixtral_42m", "l": "latent_50m", "n": "latent_module"}
+RECIPE = {"a": "llama_3m", "b": "llama_28m", "c": "llama_124m", "m": "mixtral_42m", "l": "latent_34m", "n": "latent_module"}
 STEPS = {"a": 30, "b": 12, "c": 8, "m": 12, "l": 8, "n": 12}  # measured steps of a run
 TARGET_SPEED = {"fp32": {"a": 1.8, "b": 1.6, "c": 1.45, "m": 1.5, "l": 1.5, "n": 1.5},
                 "bf16": {"a": 1.6, "b": 1.45, "c": 1.45, "m": 1.5, "l": 1.5, "n": 1.5}}
