@@ -75,6 +75,17 @@ TEST_CASE("further depths train alike wherever m places them, under every schedu
   expect_same_in_all_places(kTwoDepths, kPipelines);
 }
 
+TEST_CASE("stages without layers stand before and after further depths") {
+  const Changes one_layer = with(kTwoDepths, {"model.num_layers=1"});
+  const Losses one = train_layout(1, one_layer, 8)[0];
+  for (const Place& place : std::vector<Place>{{"four kinds of stages", "E|t|mm|L"},
+                                               {"an empty last stage but one", "E|t||mmL"}})
+    for (const char* schedule : {"1f1b", "zero_bubble"}) {
+      CAPTURE(place.name, schedule);
+      expect_same(one, train_layout(4, with(one_layer, placed(place, {schedule, 4, 4})), 8));
+    }
+}
+
 TEST_CASE("a repeated layer with experts trains alike wherever m places it") {
   expect_same_in_all_places(kRepeated, kExpertPipelines);
 }

@@ -426,6 +426,10 @@ TEST_CASE("a layout places the depths of multi-token prediction in the last stag
                "has the letter m 1 times, but mtp_num_layers is 0");
   expect_accepts({.what = "before the last", .world = 4, .set = placed("Ett|t*3|t*3mm|L", "2")});
   expect_accepts({.what = "alone", .world = 4, .set = placed("Ett|t*6|m|L", "1")});
+  expect_accepts({.what = "fewer layers than stages",
+                  .world = 4,
+                  .set = {"distributed.pp_size=4", "model.num_layers=1", "model.mtp_num_layers=1",
+                          "distributed.pipeline.layout='E|t|m|L'"}});
   expect_error({.what = "before layers", .world = 4, .set = placed("Ett|tt|ttm|ttL", "1")}, field,
                "must stand after every t");
   for (const char* layout : {"Ett|ttm|tttt|L", "Ett|tt|ttttm|mL", "Ettm|tt|ttttm|L"})

@@ -43,7 +43,7 @@ void check_split(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
   const int64_t units = split_units(r);
   const char* counted = units == r.model.num_layers ? "" : " (embedding and loss counted as asked)";
   diagnostics.require(
-      units >= l.stages, {"model.num_layers", "distributed.pp_size"},
+      units >= l.stages || p.layout, {"model.num_layers", "distributed.pp_size"},
       fmt::format("{} layers{} are fewer than the {} stages (pp_size {} x {} per rank)", units,
                   counted, l.stages, l.pp, l.stages_per_rank),
       fmt::format("use at least {} layers, or at most {} stages: a smaller pp_size, or "
