@@ -199,14 +199,16 @@ TEST_CASE("adapters train under every layout as on a single rank") {
       with(kFsdp2, {"distributed.cp_size=2"}),
       with(kPipeline, kFsdp2),
       {"recompute.granularity=full"}};
-  for (const Changes& lora :
-       {kLora, kParts, kFused, with(kLora, kLatent),
-        with(with(kLora, kLatentQueries), {"recompute=selective", "peft.dropout=0.1",
-                                           "recompute.modules=[mla_up_proj,core_attn]"})}) {
-    expect_layouts(
-        with(lora, {"model.num_layers=4", "train.global_batch_size=4", "train.micro_batch_size=1"}),
-        layouts);
-  }
+  const Changes batches{"model.num_layers=4", "train.global_batch_size=4",
+                        "train.micro_batch_size=1"};
+  for (const Changes& lora : {kLora, kParts, kFused, with(kLora, kLatent)})
+    expect_layouts(with(lora, batches), layouts);
+  std::vector<Changes> recomputed = layouts;
+  const Changes heads{"recompute=selective", "recompute.modules=[mla_up_proj,core_attn]"};
+  for (const Changes& layout : {Changes{}, kFsdp2, with(layouts[6], {}), with(kPipeline, {})})
+    recomputed.push_back(with(heads, layout));
+  expect_layouts(with(with(kLora, {"peft.dropout=0.1"}), with(kLatentQueries, batches)),
+                 recomputed);
 }
 
 TEST_CASE("dropout of adapters drops the same elements under every layout") {
