@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "checkpoint/save_plan.h"
+#include "plan/process_groups.h"
 
 namespace mtrain::checkpoint {
 
@@ -33,7 +34,7 @@ class Declaration {
       params_->begin_stage(stage);
       if (stage == 0) add_embedding();
       for (int64_t layer = begin; layer < end; ++layer) add_layer(layer);
-      if (stage + 1 == s.stages) add_output();
+      add_output(stage == plan_.layout.prediction_stage(), stage + 1 == s.stages);
     }
     params_->lay_out([this](const model::ParamUnit& unit) { return sharding(unit); });
     return std::move(params_);
@@ -55,7 +56,7 @@ class Declaration {
   }
 
   void add_embedding() {
-    const bool table_alone = shares_table(plan_);
+    const bool table_alone = plan::shares_table(plan_);
     for (const TensorSpec& t : spec::embedding_tensors(plan_.model)) {
       const bool table = t.split.padded;
       params_->add(table || !table_alone ? UnitKind::embedding : UnitKind::positions,
@@ -84,11 +85,13 @@ class Declaration {
                    {.ranks = int(l.ep), .rank = int(moe_.coordinate(rank_, mesh::Axis::ep))});
   }
 
-  void add_output() {
+  // The final norm and the output layer may be in different stages.
+  void add_output(bool norm, bool layer) {
     for (const TensorSpec& t : spec::output_tensors(plan_.model))
-      params_->add(UnitKind::output, part_of(t, over_tp(t)))->unit->in_fp32 =
-          plan_.head_in_fp32 && !plan_.model.tied_embeddings;
-    if (!shares_table(plan_)) return;
+      if (t.split.padded ? layer : norm)
+        params_->add(UnitKind::output, part_of(t, over_tp(t)))->unit->in_fp32 =
+            plan_.head_in_fp32 && layer && !plan_.model.tied_embeddings;
+    if (!norm || !plan::shares_table(plan_)) return;
     const TensorSpec table = spec::embedding_tensors(plan_.model).front();
     ParamSpec copy = part_of(table, over_tp(table));
     copy.copy = true;

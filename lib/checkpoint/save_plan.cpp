@@ -8,6 +8,7 @@
 #include "mesh/mesh.h"
 #include "optim/param_rules.h"
 #include "plan/checkpoint_cost.h"
+#include "plan/process_groups.h"
 
 namespace mtrain::checkpoint {
 
@@ -148,14 +149,9 @@ Copies copies_along(const mesh::Mesh& mesh, int64_t rank, const mesh::Axes& axes
 
 }  // namespace
 
-bool shares_table(const plan::RunPlan& plan) {
-  const schedule::Schedule& s = plan.schedule;
-  return plan.model.table_at_end() && s.rank_of(0) != s.rank_of(s.stages - 1);
-}
-
 CopiesOfUnits copies_of_units(const plan::RunPlan& plan, int64_t rank) {
   const plan::Layout& l = plan.layout;
-  CopiesOfUnits copies{.shared_table = shares_table(plan)};
+  CopiesOfUnits copies{.shared_table = plan::shares_table(plan)};
   if (plan.data_parallel.shards != plan::ShardLevel::nothing) {
     copies.dense = copies_along(plan.mesh, rank, {mesh::Axis::dp_replicate});
     copies.experts = copies.dense;

@@ -20,12 +20,9 @@ struct Copies {
 };
 struct CopiesOfUnits {
   Copies dense, experts;
-  bool shared_table = false;  // the table of tied embeddings is on two ranks of the pipeline
+  bool shared_table = false;  // the token table is on two ranks of the pipeline
 };
 CopiesOfUnits copies_of_units(const plan::RunPlan& plan, int64_t rank);
-
-// Whether the table of tied embeddings is on two ranks of the pipeline.
-bool shares_table(const plan::RunPlan& plan);
 
 // A kind of tensor that is saved for each parameter that has one: the weights, or a moment.
 struct SavedKind {

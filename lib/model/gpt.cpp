@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/math.h"
+#include "ops/elementwise.h"
 #include "ops/operand.h"
 
 namespace mtrain::model {
@@ -30,22 +31,24 @@ Gpt::Gpt(Stream& stream, ParamStore& params, const spec::ModelSpec& model, int64
     embedding_ = std::make_unique<Embedding>(params, model, impls, stage_.shares_table);
   for (int64_t i = stage_.begin; i < stage_.end; ++i)
     blocks_.emplace_back(params, model, i, rotary_, recompute, impls, shared_);
-  if (stage_.head) declare_head(params, impls);
+  if (stage_.head || stage_.predicts()) declare_head(params, impls);
   if (stage_.embedding) embedding_units_ = embedding_->units();
   group_layers(recompute);
 }
 
 void Gpt::declare_head(ParamStore& params, const ModelImpls& impls) {
-  head_ = std::make_unique<Head>(params, spec_, impls, stage_.shares_table);
+  head_ = std::make_unique<Head>(params, spec_, impls,
+                                 Head::Parts{.norm = stage_.predicts(), .output = stage_.head},
+                                 stage_.shares_table);
   head_unit_ = head_->unit();
-  table_unit_ = head_->output_unit();
-  if (spec_.mtp.depths == 0) return;
+  if (stage_.head) table_unit_ = head_->output_unit();
+  if (spec_.mtp.depths == 0 || !stage_.predicts()) return;
   const bool copied = stage_.shares_table;
   Parameter* table = copied && !spec_.tied_embeddings ? add_table(params, spec_, impls, true)
                                                       : token_table(params);
   further_embedding_ = std::make_unique<Embedding>(table, spec_, impls);
   shared_ = {.embedding = further_embedding_.get(),
-             .head = head_.get(),
+             .head = stage_.head ? head_.get() : nullptr,
              .tied = spec_.tied_embeddings,
              .copied = copied};
 }
@@ -53,21 +56,29 @@ void Gpt::declare_head(ParamStore& params, const ModelImpls& impls) {
 void Gpt::group_layers(const Recompute& recompute) {
   const size_t all = blocks_.size(),
                recomputed = recompute.group ? std::min(all, size_t(recompute.layers)) : 0,
-               layers = all - (stage_.head ? size_t(spec_.mtp.layers()) : 0),
+               layers = all - (stage_.predicts() ? size_t(spec_.mtp.layers()) : 0),
                first = std::min(layers, recomputed);
   for (size_t i = 0; i < first; i += size_t(recompute.group))
     groups_.push_back({i, std::min(first, i + size_t(recompute.group)), true});
   if (first < layers) groups_.push_back({first, layers, false});
-  if (!stage_.head) return;
+  if (!stage_.predicts()) return;
   for (int64_t depth = 1; depth <= spec_.mtp.depths; ++depth) {
     const size_t i = layers + (spec_.mtp.repeated ? 0 : size_t(depth - 1));
     depths_.push_back({i, i + 1, i < recomputed, depth});
   }
 }
 
-Shape Gpt::hidden_shape(const SequenceInfo& seq) const {
-  return {tensor_->sequence() ? exact_div(seq.T(), int64_t(tensor_->size())) : seq.T(),
-          spec_.hidden};
+Shape Gpt::rows_shape(const SequenceInfo& seq, bool of_depths) const {
+  const int64_t rows = tensor_->sequence() ? exact_div(seq.T(), int64_t(tensor_->size())) : seq.T();
+  return {rows * (of_depths ? spec_.mtp.depths + 1 : 1), spec_.hidden};
+}
+
+Shape Gpt::input_shape(const SequenceInfo& seq, bool training) const {
+  return rows_shape(seq, stage_.receives_depths && training);
+}
+
+Shape Gpt::result_shape(const SequenceInfo& seq, bool training) const {
+  return rows_shape(seq, stage_.sends_depths && training);
 }
 
 std::vector<ParamUnit*> Gpt::units() const {
@@ -76,7 +87,7 @@ std::vector<ParamUnit*> Gpt::units() const {
     const auto units = block.units();
     all.insert(all.end(), units.begin(), units.end());
   }
-  if (!stage_.head) return all;
+  if (!head_) return all;
   all.push_back(head_unit_);
   if (!spec_.table_at_end()) return all;
   ParamUnit* table = further_embedding_ ? further_embedding_->table()->unit : table_unit_;
@@ -129,6 +140,14 @@ Tensor Gpt::logits(Step& step, const MicroBatch& batch, const std::vector<int64_
 
 StagePass Gpt::forward_pass(const Step& step, const MicroBatch& batch, const LossRequest& request) {
   StagePass pass = blocks_pass(step, batch);
+  if (stage_.sends_depths) {
+    add_sent_depths(pass, batch);
+    return pass;
+  }
+  if (stage_.receives_depths) {
+    add_received_depths(pass, batch, request);
+    return pass;
+  }
   if (!stage_.head) {
     pass.add({SegmentKind::handoff},
              [](StagePass& p) { p.result_ = materialize(p.step_, std::exchange(p.flow_, {}).h); });
@@ -151,6 +170,75 @@ StagePass Gpt::forward_pass(const Step& step, const MicroBatch& batch, const Los
   pass.set_predictions(std::move(further));
   for (const Group& g : depths_) add_forward(pass, g);
   return pass;
+}
+
+void Gpt::add_sent_depths(StagePass& pass, const MicroBatch& batch) {
+  pass.add({SegmentKind::handoff}, [this](StagePass& p) {
+    ParamHooks& hooks = p.step_.param_hooks();
+    hooks.before_forward(*head_unit_);
+    const Tensor y_TH = head_->normalize(p.step_, std::exchange(p.flow_, {}).h);
+    hooks.after_forward(*head_unit_);
+    if (!predicts(p.step_)) {
+      p.result_ = y_TH;
+      return;
+    }
+    p.depth_rows_.push_back(y_TH);
+    p.flow_.h.x_TH = y_TH;
+  });
+  if (!predicts(pass.step_)) return;
+  pass.set_predictions(
+      std::make_shared<Predictions>(Predictions{.input_T = batch.further_input_T}));
+  for (const Group& g : depths_) add_forward(pass, g);
+  pass.add({SegmentKind::handoff}, [](StagePass& p) {
+    const std::vector<Tensor> rows = std::exchange(p.depth_rows_, {});
+    const int64_t T = rows[0].dim(0);
+    p.result_ =
+        Tensor::empty(p.step_.compute, {int64_t(rows.size()) * T, rows[0].dim(1)}, rows[0].dtype());
+    for (size_t k = 0; k < rows.size(); ++k)
+      ops::cast(p.step_.compute, rows[k], p.result_.rows(int64_t(k) * T, int64_t(k + 1) * T));
+  });
+}
+
+void Gpt::add_sent_depths_backward(StagePass& pass, const MicroBatch& batch) {
+  pass.set_predictions(
+      std::make_shared<Predictions>(Predictions{.input_T = batch.further_input_T}));
+  pass.add({SegmentKind::handoff}, [this](StagePass& p) {
+    const Tensor d = std::exchange(p.flow_, {}).d_TH.plain;
+    const int64_t T = exact_div(d.dim(0), spec_.mtp.depths + 1);
+    for (int64_t k = 0; k <= spec_.mtp.depths; ++k)
+      p.depth_rows_.push_back(d.rows(k * T, (k + 1) * T));
+  });
+  for (auto g = depths_.rbegin(); g != depths_.rend(); ++g) add_backward(pass, *g);
+  pass.add({SegmentKind::handoff}, [this](StagePass& p) {
+    ParamHooks& hooks = p.step_.param_hooks();
+    add_depth_gradient(p, 0);
+    hooks.before_backward(*head_unit_);
+    const Tensor d = std::exchange(p.flow_, {}).d_TH.plain;
+    p.flow_ = Flow::backward(
+        head_->backward(p.step_, destination_before(groups_.empty() ? 0 : groups_.back().end), d));
+    hooks.after_backward(*head_unit_);
+  });
+}
+
+// Adds what the next stage has sent for a depth to the gradient that comes from the next depth.
+void Gpt::add_depth_gradient(StagePass& p, int64_t depth) {
+  const Tensor d = std::exchange(p.depth_rows_.at(size_t(depth)), {});
+  if (p.flow_.d_TH.plain) ops::add_into(p.step_.compute, p.flow_.d_TH.plain, d);
+  p.flow_ = Flow::backward({d});
+}
+
+void Gpt::add_received_depths(StagePass& pass, const MicroBatch& batch,
+                              const LossRequest& request) {
+  std::vector<LossRequest> depths{request};
+  for (size_t k = 0; pass.step_.training && k < request.depths.size(); ++k)
+    depths.push_back({.label_T = batch.further_label_T.at(k),
+                      .total = request.depths[k].total,
+                      .grad_scale = request.depths[k].grad_scale});
+  pass.add({SegmentKind::head}, [this, depths](StagePass& p) {
+    before_head(p.step_);
+    head_->losses_of_rows(p.step_, std::exchange(p.flow_, {}).h.x_TH, depths);
+    after_head(p.step_);
+  });
 }
 
 StagePass Gpt::blocks_pass(const Step& step, const MicroBatch& batch) {
@@ -199,6 +287,7 @@ void Gpt::forward_segment(StagePass& p, const Group& g, size_t layer, size_t seg
   if (own) hooks.after_forward(*own);
   p.not_kept_ = {};
   if (segment + 1 < block.size()) return;
+  if (g.depth > 0 && stage_.sends_depths) p.depth_rows_.push_back(p.flow_.h.x_TH);
   if (g.depth > 0 && g.depth == spec_.mtp.depths) p.flow_ = {};
   hooks.after_forward(*block.unit());
 }
@@ -207,11 +296,19 @@ StagePass Gpt::backward_pass(const Step& step, const MicroBatch& batch) {
   StagePass pass(step);
   pass.backward_ = true;
   pass.needs_input_ = !stage_.head;
-  if (predicts(step))
+  if (stage_.sends_depths) {
+    add_sent_depths_backward(pass, batch);
+  } else if (predicts(step)) {
     pass.set_predictions(
         std::make_shared<Predictions>(Predictions{.input_T = batch.further_input_T}));
-  for (auto g = depths_.rbegin(); g != depths_.rend(); ++g) add_backward(pass, *g);
-  if (stage_.head)
+    for (auto g = depths_.rbegin(); g != depths_.rend(); ++g) add_backward(pass, *g);
+  }
+  if (stage_.receives_depths)
+    pass.add({SegmentKind::head}, [this](StagePass& p) {
+      p.flow_ = Flow::backward({head_->rows_backward(p.step_)});
+      p.step_.param_hooks().after_backward(*head_unit_);
+    });
+  else if (stage_.head)
     pass.add({SegmentKind::head}, [this](StagePass& p) {
       const auto to = destination_before(groups_.empty() ? 0 : groups_.back().end);
       p.flow_ = Flow::backward(head_->backward(p.step_, to, std::exchange(p.flow_, {}).d_TH.plain));
@@ -289,6 +386,7 @@ void Gpt::backward_segment(StagePass& p, const Group& g, size_t layer, size_t se
   const auto to = segment > 0   ? block.segment(segment - 1).gradient()
                   : g.depth > 0 ? ops::Destination{}
                                 : destination_before(layer);
+  if (first && g.depth > 0 && stage_.sends_depths) add_depth_gradient(p, g.depth);
   inner.wgrad.report(completes(g));
   p.flow_ = block.segment(segment).backward(inner, std::move(p.flow_), to);
   inner.wgrad.report(true);

@@ -25,8 +25,13 @@ struct MicroBatch {
 struct StageSpec {
   int64_t begin = 0, end = std::numeric_limits<int64_t>::max();  // layers [begin, end)
   bool embedding = true, head = true;
-  // Set if the last stage needs the token table, and the first stage is on another rank. Both ranks
-  // then have the table, in a unit of its own, so that its layout is the same on both.
+  // The layers of multi-token prediction and the final norm are with the head, or apart from it: in
+  // the stage before. In training that stage sends the head the rows of depth 0, 1, ..., one depth
+  // below the other.
+  bool sends_depths = false, receives_depths = false;
+  bool predicts() const { return sends_depths || (head && !receives_depths); }
+  // Set if a stage after the first needs the token table, and is on another rank. Both ranks then
+  // have the table, in a unit of its own, so that its layout is the same on both.
   bool shares_table = false;
 };
 
@@ -60,8 +65,10 @@ class Gpt {
   const StageSpec& stage() const { return stage_; }
   // Returns the units of all parameters that the stage uses.
   std::vector<ParamUnit*> units() const;
-  // The shape of this rank's rows of the tensor that goes from stage to stage.
-  Shape hidden_shape(const SequenceInfo& seq) const;
+  // The shapes of this rank's rows of the tensors that come from the stage before, and that go to
+  // the next one.
+  Shape input_shape(const SequenceInfo& seq, bool training) const;
+  Shape result_shape(const SequenceInfo& seq, bool training) const;
 
  private:
   struct Group {
@@ -76,6 +83,14 @@ class Gpt {
   void add_backward(StagePass& pass, const Group& g);
   // Whether the step runs the layers of multi-token prediction on this stage.
   bool predicts(const Step& step) const { return step.training && !depths_.empty(); }
+  Shape rows_shape(const SequenceInfo& seq, bool of_depths) const;
+  // Add the parts of a stage that sends depths: of its forward after the model's layers, and of its
+  // backward before them.
+  void add_sent_depths(StagePass& pass, const MicroBatch& batch);
+  void add_sent_depths_backward(StagePass& pass, const MicroBatch& batch);
+  void add_depth_gradient(StagePass& p, int64_t depth);
+  // Adds the forward of a stage that receives depths.
+  void add_received_depths(StagePass& pass, const MicroBatch& batch, const LossRequest& request);
   // Returns a forward that ends before the head.
   StagePass blocks_pass(const Step& step, const MicroBatch& batch);
   void before_head(Step& step);

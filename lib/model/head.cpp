@@ -40,16 +40,18 @@ Tensor picked_rows(Stream& stream, const Tensor& x_TH, const std::vector<int64_t
 }  // namespace
 
 Head::Head(ParamStore& params, const spec::ModelSpec& model, const ModelImpls& impls,
-           bool own_table)
+           const Parts& parts, bool own_table)
     : vocab_(model.vocab),
       logit_scale_(model.logit_scale),
       logit_cap_(float(model.logit_cap)),
       tensor_(impls.tensor),
       logits_rows_(impls.logits_rows),
-      logits_dtype_(impls.logits_dtype),
-      norm_(params, UnitKind::output, spec::output_tensors(model), "final_norm", model.norm,
-            *tensor_),
-      completes_(!model.tied_embeddings || (own_table && model.mtp.depths == 0)) {
+      logits_dtype_(impls.logits_dtype) {
+  if (parts.norm)
+    norm_.emplace(params, UnitKind::output, spec::output_tensors(model), "final_norm", model.norm,
+                  *tensor_);
+  if (!parts.output) return;
+  completes_ = !model.tied_embeddings || (own_table && model.mtp.depths == 0);
   if (model.tied_embeddings) {
     output_ = own_table ? add_table(params, model, impls, true) : token_table(params);
     MT_CHECK(output_, "embeddings are tied, but this rank has no token table");
@@ -95,13 +97,38 @@ void Head::scale_logits(Stream& stream, const Tensor& y_TH) const {
 Tensor Head::loss(Step& step, const Hidden& h, const LossRequest& request) {
   const Device::Scope scope(step.compute.device(), kScope);
   HeadActivations a;
-  a.norm = norm_.forward(step, h);
+  a.norm = norm_->forward(step, h);
   Tensor y_TH = std::exchange(a.norm.y_TH, {}).plain;
   const Tensor further_TH = request.depths.empty() ? Tensor() : y_TH;
   a.dy_TH = output_loss(step, std::move(y_TH), request, request.depths.empty());
   if (step.training) step.stash->push(std::move(a));
   return further_TH;
 }
+
+Tensor Head::normalize(Step& step, const Hidden& h) {
+  const Device::Scope scope(step.compute.device(), kScope);
+  HeadActivations a;
+  a.norm = norm_->forward(step, h);
+  Tensor y_TH = std::exchange(a.norm.y_TH, {}).plain;
+  if (step.training) step.stash->push(std::move(a));
+  return y_TH;
+}
+
+void Head::losses_of_rows(Step& step, const Tensor& x_TH, const std::vector<LossRequest>& depths) {
+  const Device::Scope scope(step.compute.device(), kScope);
+  Stream& stream = step.compute;
+  const int64_t T = exact_div(x_TH.dim(0), int64_t(depths.size()));
+  const Tensor dx_TH = step.training ? Tensor::empty(stream, x_TH.shape(), x_TH.dtype()) : Tensor();
+  for (size_t k = 0; k < depths.size(); ++k) {
+    const int64_t first = int64_t(k) * T;
+    const Tensor dy_TH =
+        output_loss(step, x_TH.rows(first, first + T), depths[k], k + 1 == depths.size());
+    if (dy_TH) ops::cast(stream, dy_TH, dx_TH.rows(first, first + T));
+  }
+  if (step.training) step.stash->push(dx_TH);
+}
+
+Tensor Head::rows_backward(Step& step) { return step.stash->pop<Tensor>(); }
 
 Tensor Head::output_loss(Step& step, Tensor rows_TH, const LossRequest& request, bool last) {
   Stream& stream = step.compute;
@@ -144,14 +171,14 @@ Tensor Head::output_loss(Step& step, Tensor rows_TH, const LossRequest& request,
 ops::Written Head::backward(Step& step, const ops::Destination& to, const Tensor& dy_TH) {
   const Device::Scope scope(step.compute.device(), kScope);
   const auto a = step.stash->pop<HeadActivations>();
-  if (dy_TH) ops::add_into(step.compute, dy_TH, a.dy_TH);
-  return norm_.backward(step, a.norm, a.dy_TH, {}, to);
+  if (dy_TH && a.dy_TH) ops::add_into(step.compute, dy_TH, a.dy_TH);
+  return norm_->backward(step, a.norm, a.dy_TH ? a.dy_TH : dy_TH, {}, to);
 }
 
 Tensor Head::logits(Step& step, const Hidden& h, const std::vector<int64_t>& rows) {
   const Device::Scope scope(step.compute.device(), kScope);
   Stream& stream = step.compute;
-  Tensor y_TH = tensor_->gather(step, norm_.forward(step, h).y_TH.plain);
+  Tensor y_TH = tensor_->gather(step, norm_->forward(step, h).y_TH.plain);
   if (!rows.empty()) y_TH = picked_rows(stream, y_TH, rows);
   y_TH = in_weights_type(stream, y_TH);
   scale_logits(stream, y_TH);

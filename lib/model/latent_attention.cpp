@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "device/device.h"
 #include "model/linear.h"
+#include "model/lora_linear.h"
 #include "model/norm.h"
 #include "model/segment_norms.h"
 #include "ops/blocks.h"
@@ -67,22 +68,24 @@ class LatentAttentionSegment : public Segment {
         dims_{heads_.A, a.head_dim - a.latent->rope_dim, a.latent->rope_dim, a.value_dim()} {
     const UnitId unit{UnitKind::layer, layer};
     const std::vector<spec::TensorSpec> tensors = spec::layer_tensors(model, layer);
-    const auto spec_of = [&](const char* name, LayerGemm gemm) {
-      return LinearSpec(unit, tensors, name_ + name, gemm, nullptr);
+    const auto linear = [&](const char* name, LayerGemm gemm, LinearSide side) {
+      return make_linear(params, LinearSpec(unit, tensors, name_ + name, gemm, nullptr), side,
+                         model, tensor_);
     };
     const spec::NormSpec norm = latent_norm(model, *a.latent);
     if (a.latent->q_rank > 0) {
-      q_down_ = plain_linear(params, spec_of(".q_down", LayerGemm::qkv), tensor_->replicated());
+      q_down_ = linear(".q_down", LayerGemm::qkv, LinearSide::whole);
       q_norm_.emplace(params, unit, tensors, name_ + ".q_latent_norm", norm, *tensor_);
     }
-    q_up_ = tensor_->column_linear(params, spec_of(q_down_ ? ".q_up" : ".q", LayerGemm::qkv));
-    kv_down_ = plain_linear(params, spec_of(".kv_down", LayerGemm::qkv), tensor_->replicated());
+    q_up_ = linear(q_down_ ? ".q_up" : ".q", LayerGemm::qkv, LinearSide::column);
+    kv_down_ = linear(".kv_down", LayerGemm::qkv, LinearSide::whole);
     kv_norm_.emplace(params, unit, tensors, name_ + ".kv_latent_norm", norm, *tensor_);
-    kv_up_ = tensor_->column_linear(params, spec_of(".kv_up", LayerGemm::qkv));
-    proj_ = tensor_->row_linear(params, spec_of(".proj", LayerGemm::proj));
+    kv_up_ = linear(".kv_up", LayerGemm::qkv, LinearSide::column);
+    proj_ = linear(".proj", LayerGemm::proj, LinearSide::row);
     output_.emplace(params, unit, tensors, name_, model, tensor_, id_);
     if (impls.latent_core) {
       MT_CHECK(!tensor_->sequence(), "{}: its latents are divided over ranks", name_);
+      MT_CHECK(!model.lora, "{}: the keys and values of latents would lack their adapter", name_);
       latent_core_ = impls.latent_core({heads_, dims_, kv_rank_}, layer);
       kv_up_weight_ = params.find(name_ + ".kv_up.weight");
     } else {

@@ -10,6 +10,16 @@ namespace mtrain::model {
 
 namespace {
 
+std::unique_ptr<Linear> without_adapters(ParamStore& params, const LinearSpec& spec,
+                                         LinearSide side, TensorParallel& tensor) {
+  switch (side) {
+    case LinearSide::column: return tensor.column_linear(params, spec);
+    case LinearSide::row: return tensor.row_linear(params, spec);
+    case LinearSide::whole: return plain_linear(params, spec, tensor.replicated());
+  }
+  throw BugError("a side of a linear");
+}
+
 class LoraLinear : public Linear {
  public:
   LoraLinear(ParamStore& params, const LinearSpec& spec, LinearSide side, const spec::Lora& lora,
@@ -18,8 +28,7 @@ class LoraLinear : public Linear {
         scale_(lora.scale()),
         dropout_(float(lora.dropout)),
         tensor_(std::move(tensor)),
-        base_(side == LinearSide::column ? tensor_->column_linear(params, spec)
-                                         : tensor_->row_linear(params, spec)) {
+        base_(without_adapters(params, spec, side, *tensor_)) {
     for (const AdapterSpec& a : spec.adapters) add(params, spec, a);
   }
 
@@ -81,14 +90,14 @@ class LoraLinear : public Linear {
     using Dim = ShardSpec::Dim;
     const int ranks = tensor_->size(), rank = tensor_->rank();
     const bool column = side_ == LinearSide::column;
-    ShardSpec a = tensor_->replicated(), b = tensor_->replicated();
+    ShardSpec a = tensor_->replicated(), b = a;
     if (column)
       b = {.ranks = ranks,
            .rank = rank,
            .dim = Dim::rows,
            .sections = sections_of(adapter.b),
            .partial_grad = true};
-    else
+    else if (side_ == LinearSide::row)
       a = {.ranks = ranks, .rank = rank, .dim = Dim::columns};
     int64_t first = 0;
     if (column && adapter.rows != spec::Rows::all)
@@ -107,15 +116,16 @@ class LoraLinear : public Linear {
   }
   // Without sequence parallelism a gather has nothing to do.
   Tensor exchanged(Step& step, const Tensor& u, bool gather) const {
+    if (side_ == LinearSide::whole) return u;
     return gather ? tensor_->gather(step, u) : tensor_->reduce(step, u);
   }
 
-  // A column-parallel linear has all columns of x, and under sequence parallelism its own rows; a
-  // row-parallel one has its own columns.
+  // A column-parallel or whole linear has all columns of x, and under sequence parallelism its own
+  // rows; a row-parallel one has its own columns.
   void drop(Step& step, const Tensor& x_TI, const Adapter& a) const {
     if (!step.training || dropout_ == 0) return;
     const int64_t T = x_TI.dim(0), I = x_TI.dim(1);
-    if (side_ == LinearSide::column)
+    if (side_ != LinearSide::row)
       drop_adapter_input(step, x_TI, a.name, dropout_, tensor_->first_row(T * tensor_->size()),
                          {0, I});
     else
@@ -206,8 +216,7 @@ std::unique_ptr<Linear> make_linear(ParamStore& params, const LinearSpec& spec, 
                                     const spec::ModelSpec& model,
                                     const std::shared_ptr<TensorParallel>& tensor) {
   if (model.lora) return std::make_unique<LoraLinear>(params, spec, side, *model.lora, tensor);
-  return side == LinearSide::column ? tensor->column_linear(params, spec)
-                                    : tensor->row_linear(params, spec);
+  return without_adapters(params, spec, side, *tensor);
 }
 
 }  // namespace mtrain::model

@@ -7,8 +7,10 @@
 //                      A             B             u is                  under sequence parallelism
 //   column-parallel    (dim, I)      (O / P, dim)  whole                 gathered from T / P rows
 //   row-parallel       (dim, I / P)  (O, dim)      a sum over the ranks  T / P rows of that sum
+//   whole              (dim, I)      (O, dim)      whole                 of the rank's T / P rows
 //
-// The gradient of u goes the other way. Ranks thus exchange dim numbers for each token.
+// The gradient of u goes the other way. Ranks thus exchange dim numbers for each token, but none of
+// a whole linear's.
 #pragma once
 #include <memory>
 
@@ -17,8 +19,8 @@
 
 namespace mtrain::model {
 
-// The side of a linear's weight that tensor parallelism divides.
-enum class LinearSide : uint8_t { column, row };
+// The side of a linear's weight that tensor parallelism divides. Every rank has all of a whole one.
+enum class LinearSide : uint8_t { column, row, whole };
 
 // Makes a linear of `tensor`. If the model has adapters, its weights are frozen, and it gets those
 // adapters that `spec` lists.

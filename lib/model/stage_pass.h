@@ -63,7 +63,9 @@ class StagePass {
   Flow recomputed_;           // goes from layer to layer of a recomputation
   // Step::forward_results of the group of layers that is computed, or computed again.
   std::shared_ptr<std::deque<std::any>> forward_results_;
-  Tensor result_;   // of a forward
+  Tensor result_;  // of a forward
+  // In a stage that sends the rows of all depths: these rows, or their gradients, by depth.
+  std::vector<Tensor> depth_rows_;
   Stash not_kept_;  // activations, dropped after a segment, or after a group's recomputation
 };
 

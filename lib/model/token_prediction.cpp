@@ -121,7 +121,9 @@ class PredictionInput : public Segment {
 
 struct OutputActivations {
   ops::NormResult norm;  // without its output
-  Tensor dy_TH;          // the gradient of this depth's loss with respect to that output
+  // The gradient of this depth's loss with respect to that output; absent if another stage computes
+  // it.
+  Tensor dy_TH;
 };
 
 class PredictionOutput : public Segment {
@@ -144,11 +146,11 @@ class PredictionOutput : public Segment {
     OutputActivations a;
     a.norm = norm_.forward(step, in.h);
     const Tensor y_TH = std::exchange(a.norm.y_TH, {}).plain;
-    if (step.recomputing) {
+    if (shared_.head && step.recomputing) {
       MT_CHECK(!step.forward_results->empty(), "a recomputation of a loss that is unknown");
       a.dy_TH = std::any_cast<Tensor>(std::move(step.forward_results->front()));
       step.forward_results->pop_front();
-    } else {
+    } else if (shared_.head) {
       a.dy_TH = loss(step, y_TH);
       if (step.forward_results) step.forward_results->emplace_back(a.dy_TH);
     }
@@ -156,12 +158,13 @@ class PredictionOutput : public Segment {
     return Flow::forward({y_TH, {}});
   }
 
-  // `flow` has the gradient from the next depth, if there is one.
+  // `flow` has the gradient from the next depth, and from another stage's loss, if there is one.
   Flow backward(Step& step, Flow flow, const ops::Destination& to) override {
     const Device::Scope scope(step.compute.device(), name_);
     const auto a = step.stash->pop<OutputActivations>();
-    if (flow.d_TH.plain) ops::add_into(step.compute, flow.d_TH.plain, a.dy_TH);
-    return Flow::backward(norm_.backward(step, a.norm, a.dy_TH, {}, to));
+    const Tensor dy_TH = a.dy_TH ? a.dy_TH : flow.d_TH.plain;
+    if (a.dy_TH && flow.d_TH.plain) ops::add_into(step.compute, flow.d_TH.plain, dy_TH);
+    return Flow::backward(norm_.backward(step, a.norm, dy_TH, {}, to));
   }
 
  private:

@@ -8,7 +8,7 @@
 // At depth 0, y is the result of the model's final norm. The embedding's columns come first. Every
 // rank of tensor parallelism computes the norms and proj; under sequence parallelism, of its own
 // rows. The input segment keeps the ids, and the output segment computes the gradient of its loss
-// at once, as the head does.
+// at once, as the head does, unless the head is in the next stage of a pipeline.
 #pragma once
 #include <memory>
 #include <vector>
@@ -22,7 +22,7 @@ namespace mtrain::model {
 // What all depths share with the model. The Gpt fills it in after it has declared its parameters.
 struct SharedByDepths {
   Embedding* embedding = nullptr;
-  Head* head = nullptr;
+  Head* head = nullptr;  // null: the losses are computed in the next stage
   // The output layer's weight is the token table.
   bool tied = false;
   // The embedding of the model is on another rank, so these segments complete the gradient of this

@@ -257,7 +257,11 @@ void Executor::receive(const schedule::Action& a) {
   const Device::Scope scope(links_.compute->device(), to_string(a));
   Chunk& c = chunk(a.stage, a.micro_batch);
   const Channel& channel = links_.from.at(a.peer);
-  const Shape shape = stages_.at(a.stage)->hidden_shape(work_.batches[size_t(a.micro_batch)].seq);
+  const model::Gpt& stage = *stages_.at(a.stage);
+  const model::SequenceInfo& seq = work_.batches[size_t(a.micro_batch)].seq;
+  const Shape shape = a.kind == schedule::ActionKind::recv_f
+                          ? stage.input_shape(seq, work_.training)
+                          : stage.result_shape(seq, work_.training);
   const Tensor data = Tensor::empty(*channel.stream, shape, options_.dtype);
   if (!options_.overlap) await_turn(*channel.stream);
   channel.group.receive(data, 1 - channel.group.rank(), *channel.stream);

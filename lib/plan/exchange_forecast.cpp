@@ -1,6 +1,8 @@
 #include "plan/exchange_forecast.h"
 
 #include <algorithm>
+#include <ranges>
+#include <utility>
 
 #include "plan/expert_traffic.h"
 #include "plan/run_plan.h"
@@ -19,23 +21,44 @@ void append(std::vector<PairPart>& to, const std::vector<PairPart>& more) {
 }
 
 // Returns the parts of a stage. In its first recompute.layers layers, backward recomputes the
-// forward of each group.
+// forward of each group. The layers of multi-token prediction follow the head, and each is followed
+// by the head once more, whose loss is not recomputed. The head may be apart, in the next stage.
 StageParts parts_of(const RunPlan& plan, int64_t stage, const PassCosts& costs) {
   const std::vector<bool> experts = experts_of_stage(plan, stage);
-  const auto all = int64_t(experts.size());
-  const auto layers = [&](int64_t begin, int64_t end, bool head = false) {
-    return stage_parts(costs, {experts.begin() + begin, experts.begin() + end}, head);
+  const bool last = stage + 1 == plan.layout.stages,
+             predicts = stage == plan.layout.prediction_stage(), head = last && predicts;
+  const spec::TokenPrediction mtp = predicts ? plan.model.mtp : spec::TokenPrediction{};
+  const auto all = int64_t(experts.size()) - mtp.layers();
+  const auto layers = [&](int64_t begin, int64_t end, bool with_head = false) {
+    return stage_parts(costs, {experts.begin() + begin, experts.begin() + end}, with_head);
   };
-  const bool head = stage + 1 == plan.layout.stages;
+  StageParts parts = {.forward = layers(0, all, head).forward, .backward = {}};
+  std::vector<StageParts> depths;
+  for (int64_t depth = 0; depth < mtp.depths; ++depth) {
+    const int64_t layer = all + (mtp.repeated ? 0 : depth);
+    StageParts further = layers(layer, layer + 1, head);
+    append(parts.forward, further.forward);
+    if (layer < plan.recompute.layers) {
+      std::vector<PairPart> again = layers(layer, layer + 1).forward;
+      append(again, further.backward);
+      further.backward = std::move(again);
+    }
+    depths.push_back(std::move(further));
+  }
+  for (const StageParts& further : std::views::reverse(depths))
+    append(parts.backward, further.backward);
   const int64_t recomputed = std::min(plan.recompute.layers, all);
-  StageParts parts{.forward = layers(0, all, head).forward,
-                   .backward = layers(recomputed, all, head).backward};
+  append(parts.backward, layers(recomputed, all, head).backward);
   const int64_t group = std::max<int64_t>(plan.recompute.group, 1);
   for (int64_t begin = (recomputed - 1) / group * group; recomputed > 0 && begin >= 0;
        begin -= group) {
     const StageParts part = layers(begin, std::min(begin + group, recomputed));
     append(parts.backward, part.forward);
     append(parts.backward, part.backward);
+  }
+  for (int64_t depth = 0; last && !predicts && depth <= plan.model.mtp.depths; ++depth) {
+    append(parts.forward, stage_parts(costs, {}, true).forward);
+    append(parts.backward, stage_parts(costs, {}, true).backward);
   }
   return parts;
 }

@@ -100,8 +100,14 @@ double expert_bytes_per_step(const RunPlan& plan) {
     double layer_bytes = 0;
     for (const int64_t stage : stages_of_rank(plan.schedule_shape, rank)) {
       const std::vector<bool> experts = experts_of_stage(plan, stage);
-      for (size_t i = 0; i < experts.size(); ++i)
-        if (experts[i]) layer_bytes += bytes_per_layer(plan, int64_t(i) < plan.recompute.layers);
+      const auto add = [&](size_t i, double times) {
+        if (experts[i])
+          layer_bytes += times * bytes_per_layer(plan, int64_t(i) < plan.recompute.layers);
+      };
+      for (size_t i = 0; i < experts.size(); ++i) add(i, 1);
+      // A layer that predicts several further tokens runs once for each.
+      if (stage == l.prediction_stage() && plan.model.mtp.depths > 0)
+        add(experts.size() - 1, double(plan.model.mtp.depths - plan.model.mtp.layers()));
     }
     most = std::max(most, layer_bytes * double(l.step_micro_batches()));
   }

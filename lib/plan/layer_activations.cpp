@@ -172,6 +172,12 @@ Count LayerActivations::dropped_inputs(bool attention, bool moe) const {
   const auto adapters = [&](std::initializer_list<spec::Projection> all) {
     return Count(std::ranges::count_if(all, [&](spec::Projection p) { return adapts(p); }));
   };
+  if (attention && attention_.latent)
+    return adapters({query_down, latent_down}) * residual() +
+           adapters({query}) *
+               (attention_.latent->q_rank > 0 ? Count(attention_.latent->q_rank) : residual()) +
+           adapters({latent_up}) * Count(attention_.latent->kv_rank) +
+           adapters({proj}) * attention_width();
   if (attention)
     return adapters({qkv, query, key, value}) * residual() + adapters({proj}) * attention_width();
   const Count width = moe ? Count(experts_.shared_ffn) : this->width(false);

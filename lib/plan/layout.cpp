@@ -89,6 +89,15 @@ std::vector<int64_t> split_layers(const Recipe& r, int64_t stages) {
   return layers;
 }
 
+// Whether a layout string says so. The rules report one that is wrong.
+bool predicts_apart(const Recipe& r) {
+  const auto& d = r.distributed;
+  PipelineLayout layout;
+  std::string reason;
+  return d.pp_size > 1 && d.pipeline.layout &&
+         parse_pipeline_layout(*d.pipeline.layout, layout, reason) && layout.predicts_apart;
+}
+
 }  // namespace
 
 int64_t split_units(const Recipe& r) {
@@ -190,7 +199,9 @@ Layout layout_of(const Recipe& r, int64_t world) {
   l.micro_batches =
       std::max<int64_t>(1, r.train.global_batch_size / l.dp / l.flushes / l.micro_batch);
   l.layers_of_stage = split_layers(r, l.stages);
-  if (!l.layers_of_stage.empty()) l.layers_of_stage.back() += r.model.mtp_layers();
+  l.predicts_apart = predicts_apart(r) && l.layers_of_stage.size() == size_t(l.stages);
+  if (!l.layers_of_stage.empty())
+    l.layers_of_stage[size_t(l.prediction_stage())] += r.model.mtp_layers();
   return l;
 }
 
@@ -287,6 +298,17 @@ class LayoutParser {
   size_t at_ = 0;
 };
 
+// Checks the letters m of a layout that has some before the last stage.
+const char* check_predictions_apart(const std::vector<StageParts>& stages, int64_t predictions) {
+  const size_t before_last = stages.size() - 2;
+  if (stages.size() < 2 || stages[before_last].predictions != predictions)
+    return "every m (multi-token prediction) must stand in one stage: the last one, with L, or the "
+           "one before it";
+  if (before_last == 0) return "m (multi-token prediction) must not stand in the first stage";
+  if (stages.back().layers > 0) return "m (multi-token prediction) must stand after every t";
+  return "";
+}
+
 }  // namespace
 
 bool parse_pipeline_layout(const std::string& text, PipelineLayout& layout, std::string& reason) {
@@ -302,8 +324,9 @@ bool parse_pipeline_layout(const std::string& text, PipelineLayout& layout, std:
     reason = "E (the embedding) must stand once, in the first stage";
   else if (losses != 1 || stages.back().losses != 1)
     reason = "L (the loss) must stand once, in the last stage";
-  else if (stages.back().predictions != layout.predictions)
-    reason = "m (multi-token prediction) must stand in the last stage, with L";
+  else if (layout.predictions > stages.back().predictions)
+    reason = check_predictions_apart(stages, layout.predictions);
+  layout.predicts_apart = reason.empty() && layout.predictions > stages.back().predictions;
   return reason.empty();
 }
 

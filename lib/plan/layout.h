@@ -23,7 +23,12 @@ struct Layout {
   int64_t micro_batches = 1;                // per rank and flush of the pipeline
   int64_t flushes = 1;                      // pipeline flushes per step
   std::vector<int64_t> layers_of_stage;     // transformer layers, one entry per stage
+  // The layers of multi-token prediction are in the stage before the last one, which has the output
+  // layer alone. Otherwise they are in the last stage.
+  bool predicts_apart = false;
 
+  // The stage with the model's final norm and the layers of multi-token prediction.
+  int64_t prediction_stage() const { return stages - (predicts_apart ? 2 : 1); }
   int64_t step_micro_batches() const { return micro_batches * flushes; }  // per rank
   int64_t gradient_ranks() const { return dp * cp; }  // gradients are reduced over these
   // Whether gradients of any unit are reduced: undivided experts may be replicated over tp alone.
@@ -82,10 +87,12 @@ std::string nearest_multiples(int64_t value, int64_t of);
 std::string either(const std::vector<int64_t>& values);
 
 // A `layout` such as Et*4|t*5|t*4mL: the numbers of decoder layers per stage, and the depths of
-// multi-token prediction, which are all in the last stage.
+// multi-token prediction. These are in the last stage, or all in the stage before it
+// (Layout::predicts_apart).
 struct PipelineLayout {
   std::vector<int64_t> layers_of_stage;
   int64_t predictions = 0;
+  bool predicts_apart = false;
 };
 // Returns false if the text is wrong; `reason` then says why.
 bool parse_pipeline_layout(const std::string& text, PipelineLayout& layout, std::string& reason);

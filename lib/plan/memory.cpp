@@ -108,8 +108,9 @@ class Estimator {
     const Count passing =
         std::max(layer_.passing_per_token(false), layers_.moe ? layer_.passing_per_token(true) : 0);
     const Count backward = T_ * (recomputed_at_once() + passing);
-    out.activations =
-        T_ * (kept_per_token() + (has_head() ? 2 * layer_.hidden() * head_e_ + 4 : 0)) + backward;
+    out.activations = T_ * (kept_per_token() + received_per_token() +
+                            (has_head() ? 2 * layer_.hidden() * head_e_ + 4 : 0)) +
+                      backward;
     out.logits = has_head() ? std::max<Count>(0, logits() - backward) + deferred() : 0;
     const Count lasting = data_buffers() + float8_weights();
     out.buffers =
@@ -145,6 +146,8 @@ class Estimator {
   int64_t expert_shards() const { return l_.ep_shard / std::max<int64_t>(1, l_.dp_replicate); }
   bool first_stage() const { return stages_.front() == 0; }
   bool has_head() const { return stages_.back() == l_.stages - 1; }
+  // Whether the rank has the final norm and the layers of multi-token prediction.
+  bool has_predictions() const { return std::ranges::count(stages_, l_.prediction_stage()) > 0; }
 
   // The bytes of AdamW's two moments, for one parameter.
   Count moment_bytes() const { return plan_.optimizer.moments == DType::bf16 ? 4 : 8; }
@@ -162,10 +165,12 @@ class Estimator {
       return p.on_rank(tp_, Count(attention_.kv_heads));
     };
     return Count(layers_.dense) * layer(size_.dense) + Count(layers_.moe) * layer(size_.moe) +
-           (has_head() ? size_.mtp : 0);
+           (has_predictions() ? size_.mtp : 0);
   }
   // The parameters of the output layer's unit.
-  Count head_parameters() const { return has_head() ? size_.final_norm + size_.output / tp_ : 0; }
+  Count head_parameters() const {
+    return (has_predictions() ? size_.final_norm : 0) + (has_head() ? size_.output / tp_ : 0);
+  }
   // Elements of the weights of linears in the rank's layers.
   Count linear_weights() const {
     return Count(layers_.dense) * linear_weights(size_.dense) +
@@ -179,7 +184,8 @@ class Estimator {
     // A tied table, and that of multi-token prediction, is on the first and on the last stage.
     if (first_stage()) n += size_.token_table / tp_ + size_.position_table;
     n += head_parameters();
-    if (has_head() && plan_.model.table_at_end() && !first_stage()) n += size_.token_table / tp_;
+    if (has_predictions() && plan_.model.table_at_end() && !first_stage())
+      n += size_.token_table / tp_;
     return n;
   }
 
@@ -198,7 +204,9 @@ class Estimator {
                 F = mlp && layers_.dense ? Count(mlp->ffn) : 0,
                 expert = experts && layers_.moe ? Count(experts->ffn) : 0,
                 shared = experts && layers_.moe ? Count(experts->shared_ffn) : 0,
-                wide = std::max({AD / rows_by, F / rows_by, expert / expert_by, shared / rows_by}),
+                further = has_predictions() && plan_.model.mtp.depths > 0 ? 2 * H : 0,
+                wide = std::max(
+                    {AD / rows_by, F / rows_by, expert / expert_by, shared / rows_by, further}),
                 small = std::min(H, wide), matrix = H * wide;
     // An iteration holds X and the next X, and G and b G + c G^2. In bf16 the operands of GEMMs
     // exist a second time, but for G, which is then in bf16 alone.
@@ -238,7 +246,7 @@ class Estimator {
             Count(ceil_div(recomputed, plan_.recompute.group)) * layer_.residual() * e_;
       // The gradient of each depth's loss is kept, and each further use of a layer has an input.
       const spec::TokenPrediction& mtp = plan_.model.mtp;
-      if (has_head()) all += Count(2 * mtp.depths - mtp.layers()) * layer_.residual() * e_;
+      if (has_predictions()) all += Count(2 * mtp.depths - mtp.layers()) * layer_.residual() * e_;
       if (plan_.recompute.keeps_router)
         all += Count(recomputed) / Count(layers_.all()) * Count(layers_.moe) *
                layer_.router_per_token();
@@ -264,10 +272,17 @@ class Estimator {
   // A layer that computes several depths keeps its own activations for each.
   Count predictions_per_token() const {
     const spec::TokenPrediction& mtp = plan_.model.mtp;
-    if (mtp.depths == 0 || !has_head()) return 0;
+    if (mtp.depths == 0 || !has_predictions()) return 0;
     return Count(mtp.depths) * 6 * layer_.residual() * e_ +
            Count(mtp.depths - mtp.layers()) *
                layer_.kept_per_token(plan_.model.layers.back().experts());
+  }
+
+  // Bytes per token of the rows of all depths and of their gradients, on a rank whose output layer
+  // is apart from multi-token prediction.
+  Count received_per_token() const {
+    if (!l_.predicts_apart || !has_head()) return 0;
+    return 2 * Count(plan_.model.mtp.depths + 1) * layer_.residual() * e_;
   }
 
   // Bytes per token of the inner products of the adapters, in all layers of the rank.
@@ -357,7 +372,7 @@ class Estimator {
     Count around = 0;
     if (first_stage()) around += size_.token_table / tp_ + size_.position_table;
     around += head_parameters();
-    if (has_head() && plan_.model.mtp.depths > 0)
+    if (has_predictions() && plan_.model.mtp.depths > 0)
       around += size_.mtp + (first_stage() ? 0 : size_.token_table / tp_);
     return Count(std::min(layers_.all(), layers_at_once)) * layer + experts + around;
   }
@@ -494,7 +509,11 @@ class Estimator {
   }
   // Bytes of one activation and one gradient, sent and received.
   Count pipeline_buffers() const {
-    return l_.pp > 1 ? 4 * T_ * layer_.residual() * Count(dtype_size(plan_.pipeline.dtype)) : 0;
+    if (l_.pp == 1) return 0;
+    // Between multi-token prediction and its output layer, the rows of further depths travel, too.
+    const bool depths = l_.predicts_apart && (has_head() || has_predictions());
+    return (4 + (depths ? 2 * Count(plan_.model.mtp.depths) : 0)) * T_ * layer_.residual() *
+           Count(dtype_size(plan_.pipeline.dtype));
   }
   Count expert_buffers() const {
     const Count rows = (expert_rows_per_token(plan_) + rows_) * layer_.row_share();

@@ -132,8 +132,8 @@ class Groups {
         add(fmt::format("pp {}>{}", c->first, c->second), pair(c->first, c->second),
             GroupTraffic::messages);
     }
-    if (!shares_table(s, plan_.model)) return;
-    const int64_t first = s.rank_of(0), last = s.rank_of(s.stages - 1);
+    if (!shares_table(plan_)) return;
+    const int64_t first = s.rank_of(0), last = second_table_rank(plan_);
     const bool member = own == first || own == last;
     add("pp_table", member ? pair(first, last) : std::vector<int>{}, GroupTraffic::bulk, pp);
   }
@@ -242,8 +242,12 @@ std::set<std::pair<int64_t, int64_t>> pipeline_channels(const schedule::Schedule
   return pairs;
 }
 
-bool shares_table(const schedule::Schedule& s, const spec::ModelSpec& model) {
-  return model.table_at_end() && s.rank_of(0) != s.rank_of(s.stages - 1);
+bool shares_table(const RunPlan& plan) {
+  return plan.model.table_at_end() && plan.schedule.rank_of(0) != second_table_rank(plan);
+}
+
+int64_t second_table_rank(const RunPlan& plan) {
+  return plan.schedule.rank_of(plan.layout.prediction_stage());
 }
 
 }  // namespace mtrain::plan

@@ -26,7 +26,10 @@ std::set<std::pair<int64_t, int64_t>> pipeline_channels(const schedule::Schedule
 // Returns what the groups that gather parameters carry.
 GroupTraffic gather_traffic(const RunPlan& plan);
 
-// Whether the first and the last stage share the table of tied embeddings over a group.
-bool shares_table(const schedule::Schedule& schedule, const spec::ModelSpec& model);
+// Whether two ranks of a pipeline have the token table: that of the first stage, and that of the
+// output layer or of multi-token prediction.
+bool shares_table(const RunPlan& plan);
+// The pipeline rank of the latter.
+int64_t second_table_rank(const RunPlan& plan);
 
 }  // namespace mtrain::plan

@@ -24,15 +24,25 @@ double router_flops(const RunPlan& plan, const spec::LayerSpec& layer) {
   return layer.experts() ? 2 * Count(plan.model.hidden) * Count(layer.experts()->count) : 0;
 }
 
-// Full recomputation runs the forward of the first layers of each stage again.
+// Returns how often a micro-batch runs a layer. One layer may predict several further tokens.
+double runs_of(const RunPlan& plan, int64_t layer) {
+  const spec::TokenPrediction& mtp = plan.model.mtp;
+  return mtp.repeated && layer == plan.model.main_layers() ? double(mtp.depths) : 1;
+}
+
+// Full recomputation runs the forward of the first layers of each stage again. A layer of
+// multi-token prediction begins with a projection from 2 H to H.
 double full_flops(const RunPlan& plan) {
+  const auto H = Count(plan.model.hidden);
   double flops = 0;
   int64_t first = 0;
   for (const int64_t layers : plan.layout.layers_of_stage) {
-    for (int64_t i = 0; i < std::min(layers, plan.recompute.layers); ++i) {
-      const spec::LayerSpec& layer = plan.model.layer(first + i);
-      flops += layer_flops(plan, layer);
-      if (plan.recompute.keeps_router) flops -= router_flops(plan, layer);
+    for (int64_t i = first; i < first + std::min(layers, plan.recompute.layers); ++i) {
+      const spec::LayerSpec& layer = plan.model.layer(i);
+      double once = layer_flops(plan, layer);
+      if (plan.recompute.keeps_router) once -= router_flops(plan, layer);
+      if (i >= plan.model.main_layers()) once += 2 * 2 * H * H;
+      flops += runs_of(plan, i) * once;
     }
     first += layers;
   }
@@ -68,7 +78,8 @@ double selected_flops(const RunPlan& plan, const spec::LayerSpec& layer) {
 double recomputed_flops(const RunPlan& plan) {
   if (plan.recompute.group > 0) return full_flops(plan);
   double flops = 0;
-  for (const spec::LayerSpec& layer : plan.model.layers) flops += selected_flops(plan, layer);
+  for (int64_t i = 0; i < plan.model.layer_count(); ++i)
+    flops += runs_of(plan, i) * selected_flops(plan, plan.model.layer(i));
   return flops;
 }
 

@@ -40,6 +40,21 @@ constexpr Module kFusedAttention[]{{Projection::qkv, "self_attn", "qkv_proj", fa
                                    {Projection::value, "self_attn", "v_proj", true},
                                    {Projection::qkv, "self_attention", "linear_qkv", true},
                                    {Projection::proj, "self_attention", "linear_proj", true}};
+// Latent attention. The linear of the queries has another name if they have a latent.
+constexpr Module kLatentAttention[]{
+    {Projection::latent_down, "self_attn", "kv_a_proj_with_mqa", false},
+    {Projection::latent_up, "self_attn", "kv_b_proj", false},
+    {Projection::proj, "self_attn", "o_proj", false},
+    {Projection::latent_down, "self_attention", "linear_kv_down_proj", true},
+    {Projection::latent_up, "self_attention", "linear_kv_up_proj", true},
+    {Projection::proj, "self_attention", "linear_proj", true}};
+constexpr Module kQueries[]{{Projection::query, "self_attn", "q_proj", false},
+                            {Projection::query, "self_attention", "linear_q_proj", true}};
+constexpr Module kLatentQueries[]{
+    {Projection::query_down, "self_attn", "q_a_proj", false},
+    {Projection::query, "self_attn", "q_b_proj", false},
+    {Projection::query_down, "self_attention", "linear_q_down_proj", true},
+    {Projection::query, "self_attention", "linear_q_up_proj", true}};
 constexpr Module kFusedMlp[]{{Projection::gate_up, "mlp", "gate_up_proj", false},
                              {Projection::down, "mlp", "down_proj", false},
                              {Projection::gate, "mlp", "gate_proj", true},
@@ -77,7 +92,13 @@ std::vector<Module> modules_of(const spec::LayerSpec& layer, Architecture family
   const bool fused_mlp = family == Architecture::phi3,
              fused_attention = fused_mlp || family == Architecture::gpt2;
   std::vector<Module> all;
-  if (fused_attention)
+  if (const auto& latent = layer.grouped().latent) {
+    if (latent->q_rank > 0)
+      all.assign(std::begin(kLatentQueries), std::end(kLatentQueries));
+    else
+      all.assign(std::begin(kQueries), std::end(kQueries));
+    all.insert(all.end(), std::begin(kLatentAttention), std::end(kLatentAttention));
+  } else if (fused_attention)
     all.assign(std::begin(kFusedAttention), std::end(kFusedAttention));
   else
     all.assign(std::begin(kAttention), std::end(kAttention));

@@ -9,7 +9,9 @@ namespace mtrain::spec {
 
 // What an adapter is added to: a linear (qkv, proj, gate_up, up, down), or one of the weights that
 // are stacked in a linear. Each expert of a layer has an adapter of its own for expert_gate_up and
-// for expert_down. The others of that layer are those of its shared expert.
+// for expert_down. The others of that layer are those of its shared expert. In latent attention,
+// query is the linear of the queries' heads; query_down makes their latent. latent_down makes the
+// latent of keys and values, and latent_up their heads.
 enum class Projection : uint8_t {
   qkv,
   query,
@@ -21,7 +23,10 @@ enum class Projection : uint8_t {
   up,
   down,
   expert_gate_up,
-  expert_down
+  expert_down,
+  query_down,
+  latent_down,
+  latent_up
 };
 
 struct Lora {

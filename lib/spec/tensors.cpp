@@ -17,6 +17,10 @@ using Dim = TensorSplit::Dim;
 std::optional<Projection> whole_projection(const std::string& linear) {
   if (linear == "qkv") return Projection::qkv;
   if (linear == "proj") return Projection::proj;
+  if (linear == "q" || linear == "q_up") return Projection::query;
+  if (linear == "q_down") return Projection::query_down;
+  if (linear == "kv_down") return Projection::latent_down;
+  if (linear == "kv_up") return Projection::latent_up;
   if (linear == "gate_up" || linear == "shared_expert.gate_up") return Projection::gate_up;
   if (linear == "up") return Projection::up;
   if (linear == "down" || linear == "shared_expert.down") return Projection::down;
@@ -92,7 +96,7 @@ class TensorList {
     if (!whole) return;
     if (adapts(*whole)) adapter(name + adapter_prefix(Rows::all), inputs, rows, {}, split);
     for (const RowSection& s : split.sections)
-      if (const auto p = section_projection(s.rows); p && adapts(*p))
+      if (const auto p = section_projection(s.rows); p && p != whole && adapts(*p))
         adapter(name + adapter_prefix(s.rows), inputs, s.count(), {},
                 {.dim = Dim::rows, .sections = {s}});
   }
@@ -110,6 +114,13 @@ class TensorList {
   void small_matrix(const std::string& name, int64_t rows) { small_matrix(name, rows, m_.hidden); }
   void small_matrix(const std::string& name, int64_t rows, int64_t inputs) {
     add(name, {.name = {}, .full_shape = {rows, inputs}, .std = std()});
+  }
+
+  // The same with an adapter, which every tensor-parallel rank has, too.
+  void small_linear(const std::string& name, int64_t rows) {
+    small_matrix(name + ".weight", rows);
+    if (const auto p = whole_projection(name); p && adapts(*p))
+      adapter(name + adapter_prefix(Rows::all), m_.hidden, rows, {}, {});
   }
 
   bool adapts(Projection p) const { return m_.lora && m_.lora->adapts(layer_, p); }
@@ -181,13 +192,13 @@ void add_latent_attention(const ModelSpec& m, const GroupedAttention& a, TensorL
   const LatentProjections& l = *a.latent;
   const std::vector<RowSection> queries{{Rows::query, a.heads, a.head_dim}};
   if (l.q_rank > 0) {
-    list.small_matrix("q_down.weight", l.q_rank);
+    list.small_linear("q_down", l.q_rank);
     list.scale("q_latent_norm.weight", l.q_rank);
     list.column_linear("q_up", l.q_rank, queries, false);
   } else {
     list.column_linear("q", m.hidden, queries, false);
   }
-  list.small_matrix("kv_down.weight", l.kv_rank + l.rope_dim);
+  list.small_linear("kv_down", l.kv_rank + l.rope_dim);
   list.scale("kv_latent_norm.weight", l.kv_rank);
   // A head's rows: its key's, without the rotated elements, and then its value's.
   list.column_linear("kv_up", l.kv_rank,

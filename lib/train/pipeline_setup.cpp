@@ -42,12 +42,14 @@ pipeline::PipelineStages pipeline_stages(Stream& compute, model::ParamStore& par
            l.layers_of_stage.size(), s.stages);
   const int64_t own = plan.mesh.coordinate(rank, mesh::Axis::pp);
   pipeline::PipelineStages stages;
-  model::StageSpec spec{.end = 0, .shares_table = plan::shares_table(s, plan.model)};
+  model::StageSpec spec{.end = 0, .shares_table = plan::shares_table(plan)};
   for (int64_t stage = 0; stage < s.stages; ++stage) {
     spec.begin = spec.end;
     spec.end += l.layers_of_stage[size_t(stage)];
     spec.embedding = stage == 0;
     spec.head = stage + 1 == s.stages;
+    spec.sends_depths = l.predicts_apart && stage == l.prediction_stage();
+    spec.receives_depths = l.predicts_apart && spec.head;
     if (s.rank_of(stage) != own) continue;
     params.begin_stage(stage);
     stages[stage] = std::make_unique<model::Gpt>(compute, params, plan.model, plan.sample_length,
@@ -83,8 +85,8 @@ pipeline::PipelineLinks pipeline_links(comm::World& world, Device& device, const
                                   &device.stream({device::StreamKind::pp_recv, from})},
               false);
   }
-  const int64_t first = s.rank_of(0), last = s.rank_of(s.stages - 1);
-  if (plan::shares_table(s, plan.model) && (links.rank == first || links.rank == last))
+  const int64_t first = s.rank_of(0), last = plan::second_table_rank(plan);
+  if (plan::shares_table(plan) && (links.rank == first || links.rank == last))
     links.table = pair("pp_table", first, last, comm::Traffic::bulk);
   return links;
 }

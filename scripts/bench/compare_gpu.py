@@ -99,7 +99,12 @@ def shape_of(settings):
     number = lambda path: float(settings[path]) if "." in settings[path] or "e" in settings[path] else int(settings[path])
     yes = lambda path: settings[path] == "true"
     model = lambda name: number(f"model.{name}")
-    return dict(
+    latent = {}
+    if settings.get("model.multi_latent_attention") == "true":
+        latent = dict(kv_heads=model("num_attention_heads"), kv_rank=model("kv_lora_rank"), nope_dim=model("qk_nope_head_dim"),
+                      head_dim=model("qk_nope_head_dim") + model("qk_rope_head_dim"), value_dim=model("v_head_dim"),
+                      q_rank=0 if settings["model.q_lora_rank"] == "none" else model("q_lora_rank"))
+    return dict(dict(
         layers=model("num_layers"), hidden=model("hidden_size"), heads=model("num_attention_heads"),
         kv_heads=model("num_query_groups"), head_dim=model("kv_channels"), ffn=model("ffn_hidden_size"), vocab=model("vocab_size"),
         init_std=model("init_method_std"), rotary_base=model("rotary_base"),
@@ -107,7 +112,8 @@ def shape_of(settings):
         expert_ffn=number("model.moe.ffn_hidden_size") if settings["model.moe.num_experts"] != "0" else 0,
         qkv_bias=yes("model.add_qkv_bias"), tied=yes("model.share_embeddings_and_output_weights"),
         seq=number("dataset.seq_length"), global_batch=number("train.global_batch_size"),
-        micro_batch=number("train.micro_batch_size"), precision=settings["mixed_precision.name"])
+        micro_batch=number("train.micro_batch_size"), precision=settings["mixed_precision.name"]),
+        **latent)
 
 
 def flops_per_token(s):

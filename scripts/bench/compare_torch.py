@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares training speed and memory of mtrain with PyTorch's on this CPU: same model, same threads, same machine.
 
-  scripts/bench/compare_torch.py --python path/to/venv/bin/python [--models a b c m] [--dtypes fp32 bf16] [--isa host|avx2]
+  scripts/bench/compare_torch.py --python path/to/venv/bin/python [--models a b c m l n] [--dtypes fp32 bf16] [--isa host|avx2]
     [--modes single ddp fsdp] [--ranks 2] [--rounds 3]
 
 PyTorch is torch_train.py beside this file, in an interpreter that has it (python -m venv; pip install torch numpy).
@@ -13,10 +13,15 @@ with the model's batch, and beside them stands our own single process on as many
 
 For every model and precision the fastest of PyTorch's variants is found by short runs: eager or torch.compile, and for
 bf16 autocast (fp32 weights, as ours) or weights and moments of bf16; for model m, whose layers have experts, also the
-forms of torch_train.py's --experts. Then both programs take turns; a round's ratio is that of the median steps of its
+forms of torch_train.py's --experts, and for models l and n, whose attention is latent, those of its --values. Model n has
+next to no MLP: its steps are those of the attention module. Then both programs take turns; a round's ratio is that of the median steps of its
 two neighbouring runs, and the result is the median of the rounds. Memory is the largest resident set of a process; its
 ratio is to the least of PyTorch's variants that keep fp32 weights. Both, and how busy others kept the cores meanwhile,
 are measured from outside, in the same way for both. Writes OUTPUT.json and OUTPUT.md.
+
+--cpu-time is for a machine that others use: it compares processor time instead, in which waiting for a core does not
+count. Both programs then have one thread, since threads that wait for each other also use processor time. A step of mtrain
+takes the difference of two runs of different length, divided by the difference of their steps.
 """
 import argparse
 import itertools
@@ -32,9 +37,10 @@ import time
 from compare_gpu import settings_of, shape_of, write_data
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-RECIPE = {"a": "llama_3m", "b": "llama_28m", "c": "llama_124m", "m": "mixtral_42m"}
-STEPS = {"a": 30, "b": 12, "c": 8, "m": 12}  # measured steps of a run
-TARGET_SPEED = {"fp32": {"a": 1.8, "b": 1.6, "c": 1.45, "m": 1.5}, "bf16": {"a": 1.6, "b": 1.45, "c": 1.45, "m": 1.5}}
+RECIPE = {"a": "llama_3m", "b": "llama_28m", "c": "llama_124m", "m": "mixtral_42m", "l": "latent_34m", "n": "latent_module"}
+STEPS = {"a": 30, "b": 12, "c": 8, "m": 12, "l": 8, "n": 12}  # measured steps of a run
+TARGET_SPEED = {"fp32": {"a": 1.8, "b": 1.6, "c": 1.45, "m": 1.5, "l": 1.5, "n": 1.5},
+                "bf16": {"a": 1.6, "b": 1.45, "c": 1.45, "m": 1.5, "l": 1.5, "n": 1.5}}
 TARGET_MEMORY = 0.7
 STRATEGY = {"ddp": "ddp", "fsdp": "fsdp2"}
 FAIR_OTHERS = 0.1                   # cores that others may keep busy in a run that counts
@@ -61,7 +67,7 @@ def wait_for_idle(limit):
 
 
 def run(args, command):
-    """-> (output, largest resident set in MiB, cores that others kept busy)."""
+    """-> (output, largest resident set in MiB, cores that others kept busy, seconds of processor time)."""
     wait_for_idle(args.idle_wait)
     before, began = busy_seconds(), time.monotonic()
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as complaints:
@@ -75,7 +81,7 @@ def run(args, command):
         text, said = output.read(), complaints.read()
     if process.returncode != 0:
         sys.exit(f"{' '.join(map(str, command))}\n{(text + said)[-2000:]}\nended with {process.returncode}")
-    return text, usage.ru_maxrss / 1024, max(0.0, others / elapsed)
+    return text, usage.ru_maxrss / 1024, max(0.0, others / elapsed), usage.ru_utime + usage.ru_stime
 
 
 def measured(steps_ms, tokens, memory, others, **more):
@@ -107,38 +113,46 @@ class Comparison:
             program = [launch, f"--nproc_per_node={ranks}"]
         with tempfile.TemporaryDirectory(prefix="mtrain-bench-") as folder:
             folder = pathlib.Path(folder, "run")
-            _, memory, others = run(self.args, program + [
+            _, memory, others, cpu = run(self.args, program + [
                 "--recipe", self.recipe, *self.settings, f"train.steps={steps + self.args.warm_up}", f"train.run_dir={folder}",
                 f"train.threads={self.args.threads // ranks}", f"train.global_batch_size={self.shape['global_batch']}",
                 "checkpoint.at_end=false", f"distributed.strategy={STRATEGY.get(self.mode, 'ddp')}"])
             records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        if steps == 0:
+            return cpu
         records = [r for r in records if "step_ms" in r][self.args.warm_up:]
         mfu = [r["mfu"] for r in records if r.get("mfu")]
-        return measured([r["step_ms"] for r in records], self.tokens, memory, others,
+        times = [r["step_ms"] for r in records]
+        if self.args.cpu_time:
+            times = [1e3 * (cpu - self.run_mtrain(0, ranks)) / steps]
+        return measured(times, self.tokens, memory, others,
                         mfu=round(statistics.median(mfu), 3) if mfu else None)
 
     def run_peer(self, variant, steps):
         program = [self.args.python]
         if self.ranks > 1:
             program += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.ranks}"]
-        text, memory, others = run(self.args, program + [
+        text, memory, others, _ = run(self.args, program + [
             ROOT / "scripts/bench/torch_train.py", "--device", "cpu", "--shape", json.dumps(self.shape), "--data",
             f"{self.args.work}/{self.model}", "--steps", steps, "--warmup", self.args.warm_up, "--threads",
             self.args.threads // self.ranks, "--strategy", "none" if self.mode == "single" else self.mode, *variant])
         said = json.loads(text.splitlines()[-1])
-        return measured(said["step_ms"], self.tokens, memory, others, torch=said["torch"], capability=said["capability"])
+        return measured(said["cpu_ms" if self.args.cpu_time else "step_ms"], self.tokens, memory, others, torch=said["torch"], capability=said["capability"])
 
     def variants(self):
         """The settings to search for PyTorch's fastest."""
         weights = ["fp32"] if self.dtype == "fp32" else ["fp32", "bf16"]
-        experts = ["loop", "sorted", "grouped"] if self.shape["experts"] else [""]
-        for compiled, kind, form in itertools.product([0, 1], weights, experts):
+        forms = ["loop", "sorted", "grouped"] if self.shape["experts"] else [""]
+        option = "--experts"
+        if self.shape.get("kv_rank"):
+            forms, option = ["as_is", "padded"], "--values"
+        for compiled, kind, form in itertools.product([0, 1], weights, forms):
             how = "compile" if compiled else "eager"
             if how not in self.args.variants:
                 continue
             kept = "" if self.dtype == "fp32" else " autocast" if kind == "fp32" else " bf16 weights"
             name = how + kept + (f" {form}" if form else "")
-            yield name, ["--compile", compiled, "--weights", kind] + (["--experts", form] if form else [])
+            yield name, ["--compile", compiled, "--weights", kind] + ([option, form] if form else [])
 
     def compare(self):
         print(f"model {self.model.upper()} {self.dtype} {self.mode}: PyTorch's variants", flush=True)
@@ -184,8 +198,9 @@ def commit():
 
 
 def markdown(results, args):
+    basis = " Tokens per second of processor time." if args.cpu_time else ""
     lines = [f"{time.strftime('%Y-%m-%d')}, commit {commit()}, {args.threads} threads of {cpu_name()}, instructions: {args.isa} "
-             f"(PyTorch says {results[0]['capability']}); PyTorch {results[0]['torch']}; {args.rounds} rounds.", "",
+             f"(PyTorch says {results[0]['capability']}); PyTorch {results[0]['torch']}; {args.rounds} rounds.{basis}", "",
              "| model | precision | ranks | mtrain tokens/s | PyTorch tokens/s | PyTorch's fastest variant | ratio (rounds) | target "
              "| memory MiB | ratio | target | MFU | of our single process | others' cores at most |",
              "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|"]
@@ -203,7 +218,7 @@ def markdown(results, args):
             own.append(f"{r['model'].upper()} {r['mtrain_tokens_per_s'] / fp32[r['model']]:.2f}")
     if own:
         lines += ["", f"bf16 against our own fp32: {', '.join(own)}."]
-    if max(r["others"] for r in results) > FAIR_OTHERS:
+    if max(r["others"] for r in results) > FAIR_OTHERS and not args.cpu_time:
         lines += ["", f"Other programs kept more than {FAIR_OTHERS} cores busy in some runs: those rows are no fair measure "
                       "(two threads that wait for each other slow down far more than their share)."]
     return "\n".join(lines) + "\n"
@@ -221,11 +236,14 @@ def main():
     parser.add_argument("--steps", type=int, default=0, help="measured steps of a run; 0: " + str(STEPS))
     parser.add_argument("--warm-up", type=int, default=3, help="steps before them: first touch of memory, compilation")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--cpu-time", action="store_true", help="compare processor time, with one thread")
     parser.add_argument("--idle-wait", type=float, default=60, help="seconds to wait for an idle machine before a run")
     parser.add_argument("--python", default=sys.executable, help="an interpreter that has PyTorch and numpy")
     parser.add_argument("--mtrain", default=str(ROOT / "build/release/bin/mtrain"))
     parser.add_argument("--output", default=str(ROOT / "build/compare_torch"), help="without its suffix")
     args = parser.parse_args()
+    if args.cpu_time:
+        args.threads, args.idle_wait = 1, 0
     if subprocess.run([args.python, "-c", "import torch, numpy"], capture_output=True).returncode != 0:
         sys.exit(f"{args.python} has no PyTorch or no numpy: make a venv, pip install torch numpy, and name its python by --python")
     if not pathlib.Path(args.mtrain).exists():

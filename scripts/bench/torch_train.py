@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""The PyTorch side of compare_gpu.py and compare_torch.py: trains a Llama-, Qwen2- or Mixtral-style model, and prints its speed.
+"""The PyTorch side of compare_gpu.py and compare_torch.py: trains a Llama-, Qwen2-, Mixtral- or DeepSeek-style model, and prints its
+speed.
 
   torch_train.py --shape JSON --data PREFIX --steps 8 --warmup 4 --profile 2 [--device cuda|cpu] [--compile 0|1]
     [--threads N] [--weights fp32|bf16] [--strategy none|ddp|fsdp] [--experts loop|sorted|grouped]
+    [--values as_is|padded]
 
 Tuned as users tune it: torch.compile of each block and of the loss, fused AdamW, SDPA by the fastest of its backends on
 this shape, gradients that are accumulated over micro-batches and zeroed by dropping them. Precision is mtrain's rule:
@@ -11,7 +13,9 @@ weights that autocast makes. With --weights bf16 the weights themselves, gradien
 parameter, and a rounding of every update that mtrain does not make. --strategy spreads the global batch over the
 processes that torchrun starts. --experts chooses how a layer with experts computes: a loop over experts that gathers
 each one's tokens and adds what it returns (transformers' form), or tokens sorted by expert, then a loop over their
-slices or PyTorch's grouped GEMM (torchtitan's forms). The last line of rank 0's output is one JSON object.
+slices or PyTorch's grouped GEMM (torchtitan's forms). --values
+chooses what SDPA gets of latent attention, whose values have fewer elements than its keys: the values as they are, for
+which a CPU has no fused kernel, or padded with zeros to the size of keys. The last line of rank 0's output is one JSON object.
 """
 import argparse
 import contextlib
@@ -133,24 +137,63 @@ class Experts(nn.Module):
         return out.index_add(0, token, rows * weight.view(-1)[order, None]).view_as(x)
 
 
-class Block(nn.Module):
-    def __init__(self, s, grouped, experts):
+class Attention(nn.Module):
+    def __init__(self, s, grouped):
         super().__init__()
         h, self.d, self.a, self.g, self.grouped = s["hidden"], s["head_dim"], s["heads"], s["kv_heads"], grouped
-        self.norm1, self.norm2 = Norm(h), Norm(h)
         self.qkv = nn.Linear(h, (self.a + 2 * self.g) * self.d, bias=s["qkv_bias"])
         self.out = nn.Linear(self.a * self.d, h, bias=False)
+
+    def forward(self, x, cos, sin):
+        batch, seq, _ = x.shape
+        q, k, v = self.qkv(x).view(batch, seq, -1, self.d).split((self.a, self.g, self.g), 2)
+        q, k, v = rotate(q, cos, sin).transpose(1, 2), rotate(k, cos, sin).transpose(1, 2), v.transpose(1, 2)
+        return self.out(attention(q, k, v, self.grouped).transpose(1, 2).reshape(batch, seq, -1))
+
+
+class LatentAttention(nn.Module):
+    """As DeepSeek-V2 and V3 have it. It rotates halves instead of neighbours: the same function of permuted weights, and
+    fewer copies."""
+
+    def __init__(self, s, padded):
+        super().__init__()
+        h, self.a, self.padded = s["hidden"], s["heads"], padded
+        self.c, self.n, self.r, self.v = s["kv_rank"], s["nope_dim"], s["head_dim"] - s["nope_dim"], s["value_dim"]
+        self.q_down, self.q_norm = None, None
+        if s["q_rank"]:
+            self.q_down, self.q_norm = nn.Linear(h, s["q_rank"], bias=False), Norm(s["q_rank"])
+        self.q_up = nn.Linear(s["q_rank"] or h, self.a * (self.n + self.r), bias=False)
+        self.kv_down, self.kv_norm = nn.Linear(h, self.c + self.r, bias=False), Norm(self.c)
+        self.kv_up = nn.Linear(self.c, self.a * (self.n + self.v), bias=False)
+        self.out = nn.Linear(self.a * self.v, h, bias=False)
+
+    def forward(self, x, cos, sin):
+        batch, seq, _ = x.shape
+        q = self.q_up(self.q_norm(self.q_down(x)) if self.q_down else x).view(batch, seq, self.a, -1)
+        q, q_rotated = q.split((self.n, self.r), -1)
+        latent, shared = self.kv_down(x).split((self.c, self.r), -1)
+        k, v = self.kv_up(self.kv_norm(latent)).view(batch, seq, self.a, -1).split((self.n, self.v), -1)
+        q = torch.cat((q, rotate(q_rotated, cos, sin)), -1)
+        k = torch.cat((k, rotate(shared[:, :, None], cos, sin).expand(-1, -1, self.a, -1)), -1)
+        if self.padded:
+            v = F.pad(v, (0, self.n + self.r - self.v))
+        y = attention(*(t.transpose(1, 2) for t in (q, k, v)), False)[..., :self.v]
+        return self.out(y.transpose(1, 2).reshape(batch, seq, -1))
+
+
+class Block(nn.Module):
+    def __init__(self, s, grouped, experts, padded):
+        super().__init__()
+        h = s["hidden"]
+        self.norm1, self.norm2 = Norm(h), Norm(h)
+        self.attention = LatentAttention(s, padded) if s.get("kv_rank") else Attention(s, grouped)
         self.experts = Experts(s, experts) if s["experts"] else None
         if not s["experts"]:
             self.up = nn.Linear(h, 2 * s["ffn"], bias=False)
             self.down = nn.Linear(s["ffn"], h, bias=False)
 
     def forward(self, x, cos, sin):
-        batch, seq, _ = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(batch, seq, -1, self.d).split((self.a, self.g, self.g), 2)
-        q, k, v = rotate(q, cos, sin).transpose(1, 2), rotate(k, cos, sin).transpose(1, 2), v.transpose(1, 2)
-        y = attention(q, k, v, self.grouped).transpose(1, 2).reshape(batch, seq, -1)
-        x = x + self.out(y)
+        x = x + self.attention(self.norm1(x), cos, sin)
         if self.experts:
             return x + self.experts(self.norm2(x))
         gate, up = self.up(self.norm2(x)).chunk(2, -1)
@@ -158,10 +201,10 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    def __init__(self, s, grouped, compiled, experts):
+    def __init__(self, s, grouped, compiled, experts, padded):
         super().__init__()
         self.table = nn.Embedding(s["vocab"], s["hidden"])
-        self.blocks = nn.ModuleList(Block(s, grouped, experts) for _ in range(s["layers"]))
+        self.blocks = nn.ModuleList(Block(s, grouped, experts, padded) for _ in range(s["layers"]))
         self.norm, self.head = Norm(s["hidden"]), nn.Linear(s["hidden"], s["vocab"], bias=False)
         for name, p in self.named_parameters():
             if p.dim() == 2:
@@ -197,9 +240,10 @@ class Training:
         choice, self.attention_ms = fastest_attention(s, args.device, dtype)
         self.attention = choice[0] + (" grouped" if choice[1] else "")
         with torch.device(args.device):
-            self.model = Model(s, choice[1], args.compile, args.experts)
+            self.model = Model(s, choice[1], args.compile, args.experts, args.values == "padded")
+            rotated = s["head_dim"] - s.get("nope_dim", 0)
             angles = torch.outer(torch.arange(s["seq"]).float(),
-                                 s["rotary_base"] ** (-torch.arange(0, s["head_dim"], 2).float() / s["head_dim"]))
+                                 s["rotary_base"] ** (-torch.arange(0, rotated, 2).float() / rotated))
         if args.weights == "bf16":
             self.model.to(torch.bfloat16)
         self.autocast = self.bf16 and args.weights == "fp32"
@@ -284,6 +328,7 @@ def main():
     parser.add_argument("--threads", type=int, default=0, help="0: as many as PyTorch likes")
     parser.add_argument("--weights", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--experts", choices=["loop", "sorted", "grouped"], default="sorted")
+    parser.add_argument("--values", choices=["as_is", "padded"], default="padded")
     parser.add_argument("--strategy", choices=["none", "ddp", "fsdp"], default="none")
     args = parser.parse_args()
     if args.threads:

@@ -27,6 +27,7 @@ import hf
 
 FOLDER = hf.FOLDER.parent / "lora"
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+LATENT = ["kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
 EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 CASES = {
     "llama": dict(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "up_proj"]),
@@ -35,6 +36,8 @@ CASES = {
     "phi3": dict(r=2, lora_alpha=16, target_modules=["qkv_proj", "down_proj"]),
     "gpt2": dict(r=4, lora_alpha=8, target_modules=["c_attn", "c_fc"], fan_in_fan_out=True),
     "mixtral": dict(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], target_parameters=EXPERTS),
+    "deepseek_v2_lite": dict(r=4, lora_alpha=8, target_modules=["q_proj", *LATENT]),
+    "deepseek_v3": dict(r=3, lora_alpha=12, target_modules=["q_a_proj", "q_b_proj", *LATENT]),
     "qwen3_moe": dict(r=4, lora_alpha=8, target_modules=ALL[:4], target_parameters=EXPERTS,
                       rank_pattern={name.removeprefix("mlp."): 2 for name in EXPERTS}),
 }

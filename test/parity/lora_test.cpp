@@ -22,6 +22,10 @@ namespace {
 const Changes kPipeline{"distributed.pp_size=2", "distributed.pipeline.pp_schedule=1f1b"};
 const Changes kLora{"peft.dim=4", "peft.alpha=8"};
 const Changes kParts{"peft.dim=4", "peft.alpha=8", "peft.target_modules=[q_proj,v_proj,up_proj]"};
+const Changes kLatent{
+    "model.multi_latent_attention=true", "model.num_query_groups=4", "model.kv_lora_rank=16",
+    "model.qk_nope_head_dim=8",          "model.qk_rope_head_dim=4", "model.v_head_dim=6"};
+const Changes kLatentQueries = with(kLatent, {"model.q_lora_rank=12"});
 const Changes kFused{"peft.dim=4", "peft.alpha=8", "peft.target_modules=[linear_*]"};
 
 using Values = std::map<std::string, std::vector<float>>;
@@ -108,9 +112,11 @@ void expect_layouts(const Changes& base, const std::vector<Changes>& layouts) {
 }  // namespace
 
 TEST_CASE("adapters begin without effect, learn, and leave frozen weights as they were") {
-  for (const Changes& lora : {kLora, kParts, kFused}) {
+  for (const auto& [lora, model] :
+       {std::pair{kLora, Changes{}}, std::pair{kParts, Changes{}}, std::pair{kFused, Changes{}},
+        std::pair{kLora, kLatent}, std::pair{kFused, kLatentQueries}}) {
     const auto device = Device::cpu(1, {.stream_sanitizer = true});
-    train::Trainer full = trainer(*device, {}), adapted = trainer(*device, lora);
+    train::Trainer full = trainer(*device, model), adapted = trainer(*device, with(lora, model));
     const Values before = values_of(adapted);
     const std::vector<double> got = losses(adapted, 12);
     CHECK(got[0] == full.step().loss);
@@ -131,11 +137,12 @@ TEST_CASE("adapters begin without effect, learn, and leave frozen weights as the
 }
 
 TEST_CASE("adapters compute what weights W + alpha / dim B A compute") {
-  for (const Changes& lora : {kLora, kParts, kFused, with(kLora, {"model.activation=gelu_tanh"})}) {
-    Changes plain;
-    if (lora.size() > 2 && lora.back().starts_with("model.")) plain.push_back(lora.back());
+  for (const auto& [lora, model] :
+       {std::pair{kLora, Changes{}}, std::pair{kParts, Changes{}}, std::pair{kFused, Changes{}},
+        std::pair{kLora, Changes{"model.activation=gelu_tanh"}}, std::pair{kLora, kLatent},
+        std::pair{kLora, kLatentQueries}}) {
     const auto device = Device::cpu(1);
-    train::Trainer adapted = trainer(*device, lora), full = trainer(*device, plain);
+    train::Trainer adapted = trainer(*device, with(lora, model)), full = trainer(*device, model);
     losses(adapted, 5), losses(full, 5);
     const Values values = merged(adapted.plan(), values_of(adapted));
     for (const model::Parameter* p : full.params().params())
@@ -192,11 +199,16 @@ TEST_CASE("adapters train under every layout as on a single rank") {
       with(kFsdp2, {"distributed.cp_size=2"}),
       with(kPipeline, kFsdp2),
       {"recompute.granularity=full"}};
-  for (const Changes& lora : {kLora, kParts, kFused}) {
-    expect_layouts(
-        with(lora, {"model.num_layers=4", "train.global_batch_size=4", "train.micro_batch_size=1"}),
-        layouts);
-  }
+  const Changes batches{"model.num_layers=4", "train.global_batch_size=4",
+                        "train.micro_batch_size=1"};
+  for (const Changes& lora : {kLora, kParts, kFused, with(kLora, kLatent)})
+    expect_layouts(with(lora, batches), layouts);
+  std::vector<Changes> recomputed = layouts;
+  const Changes heads{"recompute=selective", "recompute.modules=[mla_up_proj,core_attn]"};
+  for (const Changes& layout : {Changes{}, kFsdp2, with(layouts[6], {}), with(kPipeline, {})})
+    recomputed.push_back(with(heads, layout));
+  expect_layouts(with(with(kLora, {"peft.dropout=0.1"}), with(kLatentQueries, batches)),
+                 recomputed);
 }
 
 TEST_CASE("dropout of adapters drops the same elements under every layout") {

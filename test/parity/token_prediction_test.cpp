@@ -6,13 +6,12 @@
 #include "model/param/parameters.h"
 #include "storage/safetensors.h"
 #include "test/support/comm_testing.h"
-#include "test/support/train_testing.h"
-#include "train_ranks.h"
+#include "token_prediction_testing.h"
 
 namespace parity_token_prediction_test {
 
 using namespace mtrain;
-using namespace train_testing;
+using namespace token_prediction_testing;
 
 namespace {
 
@@ -66,52 +65,6 @@ std::vector<float> floats(const storage::SafetensorsReader& file, const std::str
   std::vector<float> out(size_t(file.info(name).count()));
   file.read(name, 0, int64_t(out.size()), out.data());
   return out;
-}
-
-struct Losses {
-  Result result;
-  std::vector<double> further;  // of all depths of all steps
-};
-
-Losses train(const Recipe& r, Device& device, const comm::World& world, int64_t steps,
-             const std::shared_ptr<const data::Dataset>& data) {
-  train::Trainer trainer = make_trainer(device, r, data, world);
-  const data::ValidationLoader validation(data, 8,
-                                          {.micro_batch = 2,
-                                           .dp_rank = trainer.data_parallel().rank(),
-                                           .dp_size = trainer.data_parallel().size()});
-  Losses out;
-  for (int64_t i = 0; i < steps; ++i) {
-    const train::StepStats s = trainer.step();
-    out.result.losses.push_back(s.loss);
-    out.result.norms.push_back(s.grad_norm);
-    out.further.insert(out.further.end(), s.mtp_losses.begin(), s.mtp_losses.end());
-    if (i == steps / 2) trainer.evaluate(validation);  // must not change the training
-  }
-  out.result.evaluation = trainer.evaluate(validation);
-  return out;
-}
-
-const Changes kBase{
-    "model.num_layers=4",        "model.hidden_size=64",      "model.num_attention_heads=8",
-    "model.num_query_groups=8",  "model.init_method_std=0.1", "model.mtp_loss_scaling_factor=0.5",
-    "train.global_batch_size=8", "train.micro_batch_size=2",  "optimizer.lr=3e-3"};
-const Changes kExperts{"model.moe.num_experts=4", "model.moe.ffn_hidden_size=32",
-                       "model.moe.first_dense_layers=1",
-                       "model.moe.shared_expert_ffn_hidden_size=32"};
-const Changes kLatent{
-    "model.multi_latent_attention=true", "model.q_lora_rank=20",     "model.kv_lora_rank=24",
-    "model.qk_nope_head_dim=8",          "model.qk_rope_head_dim=4", "model.v_head_dim=6"};
-
-std::vector<Losses> train_layout(int ranks, const Changes& changes, int64_t steps,
-                                 std::shared_ptr<const data::Dataset> data = nullptr) {
-  if (!data) data = std::make_shared<CountingData>();
-  const Recipe r = tiny(with(kBase, changes), ranks);
-  std::vector<Losses> results(static_cast<size_t>(ranks));
-  run_ranks(ranks, "thread", [&](TestRank& rank) {
-    results[size_t(rank.rank())] = train(r, rank.device, rank.world, steps, data);
-  });
-  return results;
 }
 
 struct Model {
@@ -253,14 +206,8 @@ TEST_CASE("multi-token prediction trains alike under every layout") {
       const auto ranks =
           train_layout(layout.ranks, with(model.changes, layout.changes), compared_steps(20));
       // The numerics contract: losses to 1e-5 relative in fp32.
-      check_close(one.result.losses, ranks[0].result.losses, 1e-5);
-      check_close(one.further, ranks[0].further, 1e-5);
+      expect_same(one, ranks);
       check_close(one.result.norms, ranks[0].result.norms, 1e-4);
-      CHECK(ranks[0].result.evaluation == Approx(one.result.evaluation).epsilon(1e-5));
-      for (const Losses& other : ranks) {
-        CHECK((other.result.losses == ranks[0].result.losses));
-        CHECK((other.further == ranks[0].further));
-      }
     }
   }
 }

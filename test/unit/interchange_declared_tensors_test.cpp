@@ -107,6 +107,21 @@ TEST_CASE("each family declares the tensors that are listed for it, under every 
       first.push_back(p);
     CHECK(differences(first, listed) == Texts());
 
+    // Three stages, of which the last has the output layer alone.
+    if (!m.tied_embeddings && m.mtp.depths > 0) {
+      auto all = declared(stream, m, {}, {.end = middle, .head = false, .shares_table = true});
+      const int64_t end = m.layer_count();
+      for (const model::StageSpec& stage :
+           {model::StageSpec{.begin = middle,
+           .embedding = false,
+           .head = false,
+           .sends_depths = true,
+           .shares_table = true},
+            {.begin = end, .embedding = false, .receives_depths = true}})
+        for (const ParamSpec& p : declared(stream, m, {}, stage)) all.push_back(p);
+      CHECK(differences(all, listed) == Texts());
+    }
+
     if (const spec::Experts* experts = m.experts(); experts && experts->count % 2 == 0)
       for (int rank = 0; rank < 2; ++rank)
         CHECK(differences(declared(stream, m, {.experts = {.ranks = 2, .rank = rank}}), listed, 1,

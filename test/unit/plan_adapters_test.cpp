@@ -39,8 +39,9 @@ Loaded load(const std::string& peft, std::vector<std::string> settings = {}) {
 }
 
 // Returns the names of the adapters of a layer, without "layers.N." and without A and B.
-std::vector<std::string> adapters(const std::string& peft, int64_t layer = 0) {
-  const Loaded l = load(peft);
+std::vector<std::string> adapters(const std::string& peft, int64_t layer = 0,
+                                  const std::vector<std::string>& settings = {}) {
+  const Loaded l = load(peft, settings);
   INFO(l.errors);
   REQUIRE(l.errors.empty());
   const RunPlan plan = plan::make_plan(l.recipe, 1, 61);
@@ -75,6 +76,28 @@ TEST_CASE("names of Hugging Face choose the weights that a linear stacks") {
   CHECK(adapters("peft: {target_modules: ['model.layers.1.self_attn.*']}\n", 1).size() == 4);
   CHECK(adapters("peft: {exclude_modules: ['*.mlp.*', k_proj, o_proj]}\n") ==
         Names{"attention.qkv.lora.query", "attention.qkv.lora.value"});
+}
+
+TEST_CASE("the linears of latent attention have the names of DeepSeek's folders and of Megatron") {
+  const std::string on = "model.multi_latent_attention=true", ranks = "model.q_lora_rank=16";
+  const auto of_attention = [](Names names) {
+    std::erase_if(names, [](const std::string& name) { return name.starts_with("mlp."); });
+    return names;
+  };
+  const Names with_latent{"attention.q_down.lora", "attention.q_up.lora", "attention.kv_down.lora",
+                          "attention.kv_up.lora", "attention.proj.lora"},
+      without{"attention.q.lora", "attention.kv_down.lora", "attention.kv_up.lora",
+              "attention.proj.lora"};
+  CHECK(of_attention(adapters("peft: {dim: 4}\n", 0, {on, ranks})) == with_latent);
+  CHECK(of_attention(adapters("peft: {dim: 4}\n", 0, {on})) == without);
+  CHECK(adapters("peft: {target_modules: [q_b_proj, kv_a_proj_with_mqa]}\n", 0, {on, ranks}) ==
+        Names{"attention.q_up.lora", "attention.kv_down.lora"});
+  CHECK(of_attention(adapters("peft: {target_modules: ['linear_*']}\n", 0, {on, ranks})) ==
+        with_latent);
+  CHECK(adapters("peft: {target_modules: [linear_q_proj, linear_kv_up_proj]}\n", 0, {on}) ==
+        Names{"attention.q.lora", "attention.kv_up.lora"});
+  CHECK_THAT(load("peft: {target_modules: [k_proj]}\n", {on}).errors,
+             Contains("no linear of the layers is called k_proj"));
 }
 
 TEST_CASE("names of Bridge choose a linear as a whole") {

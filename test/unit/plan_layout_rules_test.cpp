@@ -412,7 +412,7 @@ TEST_CASE("a layout gives each stage its layers, the first the embedding and the
                "distributed.pipeline.layout", "missing");
 }
 
-TEST_CASE("a layout places the depths of multi-token prediction in the last stage") {
+TEST_CASE("a layout places the depths of multi-token prediction in the last stage, or before it") {
   const char* field = "distributed.pipeline.layout";
   const auto placed = [&](const char* layout, const char* depths) {
     return pipeline(
@@ -424,8 +424,25 @@ TEST_CASE("a layout places the depths of multi-token prediction in the last stag
                "has the letter m 0 times, but mtp_num_layers is 1");
   expect_error({.what = "one more", .world = 4, .set = placed("Ett|tt|tt|ttmL", "0")}, field,
                "has the letter m 1 times, but mtp_num_layers is 0");
-  expect_error({.what = "in another stage", .world = 4, .set = placed("Ett|tt|ttm|ttL", "1")},
-               field, "must stand in the last stage");
+  expect_accepts({.what = "before the last", .world = 4, .set = placed("Ett|t*3|t*3mm|L", "2")});
+  expect_accepts({.what = "alone", .world = 4, .set = placed("Ett|t*6|m|L", "1")});
+  expect_accepts({.what = "fewer layers than stages",
+                  .world = 4,
+                  .set = {"distributed.pp_size=4", "model.num_layers=1", "model.mtp_num_layers=1",
+                          "distributed.pipeline.layout='E|t|m|L'"}});
+  expect_error({.what = "before layers", .world = 4, .set = placed("Ett|tt|ttm|ttL", "1")}, field,
+               "must stand after every t");
+  for (const char* layout : {"Ett|ttm|tttt|L", "Ett|tt|ttttm|mL", "Ettm|tt|ttttm|L"})
+    expect_error({.what = layout, .world = 4, .set = placed(layout, "2")}, field,
+                 "must stand in one stage");
+  expect_error({.what = "in the first",
+                .world = 2,
+                .set = {"distributed.pp_size=2", "model.num_layers=2", "model.mtp_num_layers=1",
+                        "distributed.pipeline.layout='Ettm|L'"}},
+               field, "must not stand in the first stage");
+  Overrides tied = placed("Ett|t*6|m|L", "1");
+  tied.push_back("model.share_embeddings_and_output_weights=true");
+  expect_error({.what = "tied", .world = 4, .set = tied}, field, "the table of tied embeddings");
 }
 
 TEST_CASE("a schedule from a file does each micro-batch of each stage once") {

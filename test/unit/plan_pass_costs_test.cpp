@@ -2,7 +2,10 @@
 #include <fmt/core.h>
 
 #include "interchange/model_source.h"
+#include "plan/exchange_forecast.h"
+#include "plan/expert_traffic.h"
 #include "plan/pass_costs.h"
+#include "plan/recompute_cost.h"
 #include "plan/run_plan.h"
 #include "recipe/recipe.h"
 #include "recipe_cases.h"
@@ -158,6 +161,41 @@ TEST_CASE("every call of an exchange takes the link's latency") {
   // Over tp, one call each for rows in both directions and weights in one.
   const auto parts = added({"distributed.tp_size=2", "distributed.sequence_parallel=true"});
   CHECK(parts.first == Approx(2.5));
+}
+
+TEST_CASE("a layer that predicts several further tokens counts once for each, and so does the head") {
+  const auto with = [](const Overrides& more) {
+    Overrides set{"distributed.ep_size=2"};
+    set.insert(set.end(), more.begin(), more.end());
+    return planned(2, set);
+  };
+  for (const Overrides& recompute : {Overrides{"recompute=none"}, Overrides{"recompute=full"}}) {
+    CAPTURE(recompute);
+    const auto further = [&](const char* depths, const char* repeated) {
+      return with({recompute[0], fmt::format("model.mtp_num_layers={}", depths),
+                   fmt::format("model.mtp_use_repeated_layer={}", repeated)});
+    };
+    const RunPlan none = with(recompute), two = further("2", "false"),
+                  repeated = further("2", "true");
+    const double layers = double(none.model.layer_count());
+    CHECK(expert_bytes_per_step(two) ==
+          Approx(expert_bytes_per_step(none) * (layers + 2) / layers));
+    CHECK(expert_bytes_per_step(repeated) == Approx(expert_bytes_per_step(two)));
+    CHECK(recomputed_flops(repeated) == Approx(recomputed_flops(two)));
+
+    const schedule::PassCosts& c = none.pass_costs.value();
+    double layer = 0;
+    for (const schedule::PartCost& part : {c.attention, c.route, c.experts, c.shared})
+      layer += part.forward + part.backward + part.weights;
+    if (none.recompute.group > 0)
+      for (const schedule::PartCost& part : {c.attention, c.route, c.experts, c.shared})
+        layer += part.forward;
+    const double before = exchange_forecast(none).value().without,
+                 micro_batches = double(none.layout.step_micro_batches());
+    CHECK(exchange_forecast(two).value().without - before ==
+          Approx(2 * micro_batches * (layer + c.head.forward)));
+    CHECK(exchange_forecast(repeated).value().step == Approx(exchange_forecast(two).value().step));
+  }
 }
 
 }  // namespace plan_pass_costs_test

@@ -108,7 +108,8 @@ class Print {
 
   MEMBERS(GemmOverlap, method, splits, aggregate, sm_margin)
   MEMBERS(Layout, world, tp, pp, cp, ep, dp, dp_replicate, dp_shard, expert_tp, ep_shard,
-          stages_per_rank, stages, micro_batch, micro_batches, flushes, layers_of_stage)
+          stages_per_rank, stages, micro_batch, micro_batches, flushes, layers_of_stage,
+          predicts_apart)
   MEMBERS(ScheduleShape, schedule, pp, stages_per_rank, micro_batches, group, moe_overlap, table)
   MEMBERS(schedule::PartCost, forward, backward, weights)
   MEMBERS(schedule::PassCosts, attention, mlp, route, experts, shared, exchange, exchange_latency,

@@ -206,6 +206,18 @@ TEST_CASE("recomputation costs the FLOPs of what backward runs again") {
               {"recompute.granularity=full", "recompute.method=block", "recompute.num_layers=2",
                "distributed.pp_size=4", "distributed.pipeline.pp_schedule=1f1b"}) ==
         Approx((all - head) / 3 / all / 4).epsilon(1e-4));
+  // Two further tokens need two more layers and outputs, whether one layer predicts both or two do.
+  for (const char* repeated : {"false", "true"}) {
+    const Overrides further{"model.mtp_num_layers=2",
+                            fmt::format("model.mtp_use_repeated_layer={}", repeated)};
+    const RunPlan predicting = planned(ready("llama3_8b", 64, further)).plan;
+    const double flops = predicting.token_cost.flops(predicting.sample_length);
+    CAPTURE(repeated);
+    CHECK(share("llama3_8b", 64, {further[0], further[1], "recompute=full"}) ==
+          Approx((flops - 3 * head) / 3 / flops).epsilon(1e-4));
+    CHECK(share("llama3_8b", 64, {further[0], further[1], "recompute=selective"}) ==
+          Approx(attention / 3 * 34 / 32 / flops));
+  }
   // A window limits what attention computes.
   const RunPlan gemma = planned(ready("gemma3_1b", 8)).plan;
   const TokenCost& cost = gemma.token_cost;

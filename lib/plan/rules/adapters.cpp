@@ -53,11 +53,6 @@ void validate_expert_adapters(const Recipe& r, const spec::ModelSpec& model, con
 
 void validate_adapters(const Recipe& r, const Overlap& overlap, Diagnostics& diagnostics) {
   if (!r.peft.on()) return;
-  // Its linears have other names than those that are looked up below.
-  if (r.model.multi_latent_attention)
-    return diagnostics.require(false, {"peft.dim", "model.multi_latent_attention"},
-                               "adapters beside latent attention are not supported yet",
-                               "remove the section peft to train all weights");
   const spec::ModelSpec model = recipe::model_spec(r.model);
   const std::string choice =
       fmt::format("name some of {}", fmt::join(recipe::adaptable_modules(r.model, model), ", "));

@@ -43,7 +43,7 @@ void check_split(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
   const int64_t units = split_units(r);
   const char* counted = units == r.model.num_layers ? "" : " (embedding and loss counted as asked)";
   diagnostics.require(
-      units >= l.stages, {"model.num_layers", "distributed.pp_size"},
+      units >= l.stages || p.layout, {"model.num_layers", "distributed.pp_size"},
       fmt::format("{} layers{} are fewer than the {} stages (pp_size {} x {} per rank)", units,
                   counted, l.stages, l.pp, l.stages_per_rank),
       fmt::format("use at least {} layers, or at most {} stages: a smaller pp_size, or "
@@ -112,6 +112,11 @@ void check_layout_string(const Recipe& r, const Layout& l, Diagnostics& diagnost
                       fmt::format("has the letter m {} times, but mtp_num_layers is {}",
                                   layout.predictions, r.model.mtp_num_layers),
                       "write an m for each, before the L of the last stage");
+  diagnostics.require(!layout.predicts_apart || !r.model.share_embeddings_and_output_weights,
+                      {field, "model.share_embeddings_and_output_weights"},
+                      "places m and L in two stages, which would both need the table of tied "
+                      "embeddings",
+                      "write m in the last stage, or do not tie the embeddings");
   diagnostics.require(stages % l.pp == 0, {field, "distributed.pp_size"},
                       fmt::format("has {} stages, which pp_size {} does not divide", stages, l.pp),
                       form);
