@@ -12,9 +12,8 @@
 #include "base/error.h"
 #include "interchange/model_source.h"
 #include "observe/timeline.h"
+#include "plan/executed_schedule.h"
 #include "plan/saved_recipe.h"
-#include "schedule/lower.h"
-#include "schedule/simulator.h"
 
 namespace mtrain {
 
@@ -142,11 +141,9 @@ void add_drawn(observe::ReportInput& input, const StepTimeline& t, int64_t world
   }
   const RunPlan& plan = *made;
   if (plan.schedule.pp <= 1) return;
-  schedule::ScheduleCosts costs;
+  schedule::ScheduleCosts costs = plan::costs_in_order(plan.pipeline);
   costs.stages = costs_of(t, plan.schedule.stages);
-  costs.overlap_p2p = plan.pipeline.overlap;
-  const schedule::Schedule s =
-      plan.pipeline.overlap ? with_messages(plan.schedule) : with_batched_messages(plan.schedule);
+  const schedule::Schedule s = plan::executed_schedule(plan);
   const schedule::Timeline timeline = simulate(s, costs);
   std::vector<std::vector<PassRun>> ranks;
   std::vector<std::string> names;

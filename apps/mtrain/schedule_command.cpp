@@ -124,12 +124,27 @@ std::string exposure(const char* of, const schedule::Exposure& e) {
   return fmt::format("{} exchanges {:g}, exposed {:.2f} %\n", of, e.exchanges, 100 * e.share());
 }
 
+// Returns how long a lane works and is exposed, over all ranks; empty for a lane that does not
+// work.
+std::string lane_text(const schedule::Timeline& t, const char* what, schedule::Lane busy,
+                      std::initializer_list<schedule::Lane> exposed) {
+  double work = 0, waits = 0;
+  for (const schedule::LaneSums& rank : t.sums) {
+    work += rank.busy[size_t(busy)];
+    for (const schedule::Lane lane : exposed) waits += rank.exposed[size_t(lane)];
+  }
+  return work > 0 ? fmt::format("{} {:g}, exposed {:.2f} %\n", what, work, 100 * waits / work) : "";
+}
+
 std::string summary(const schedule::Schedule& s, const schedule::Timeline& t,
                     const std::vector<int64_t>& bounds, const std::string& formula, int width) {
   std::string out =
       fmt::format("{}: {} stages on {} ranks, {} micro-batches\nstep {:g}, idle {:.2f} %{}\n",
                   s.name, s.stages, s.pp, s.micro_batches, t.step, 100 * t.bubble(), formula);
   if (has_exchanges(t)) out += exposure("paired", t.paired) + exposure("unpaired", t.unpaired);
+  using schedule::Lane;
+  out += lane_text(t, "messages", Lane::pp_send, {Lane::pp_send, Lane::pp_receive});
+  out += lane_text(t, "weights and gradients", Lane::dp, {Lane::dp});
   std::vector<std::vector<std::string>> rows;
   for (int64_t rank = 0; rank < s.pp; ++rank) {
     std::string stages;
@@ -314,10 +329,18 @@ void add_message_options(CLI::App& command, ScheduleOptions& o) {
       ->excludes(command.get_option("--part"));
   command.add_flag("--no-overlap", o.no_overlap, "ranks wait until their messages have arrived")
       ->excludes(delayed);
+  auto* gathered =
+      command
+          .add_option("--gathered", o.gathered,
+                      "sharded weights: stages whose weights a rank may gather at once")
+          ->check(integer_from(2, 1 << 16));
+  command.add_option("--gather", o.costs.stages[0].gather, "time to gather the weights of a stage")
+      ->check(kTime)
+      ->needs(gathered);
   command
-      .add_option("--gathered", o.gathered,
-                  "sharded weights: stages whose weights a rank may gather at once")
-      ->check(integer_from(2, 1 << 16));
+      .add_option("--reduce", o.costs.stages[0].reduce,
+                  "time to reduce the gradients of a stage, after its last backward")
+      ->check(kTime);
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 #include "pipeline/pipeline.h"
 
 #include "pipeline/executor.h"
-#include "schedule/lower.h"
+#include "plan/executed_schedule.h"
 
 namespace mtrain::pipeline {
 
@@ -17,11 +17,7 @@ Pipeline::Pipeline(PipelineLinks links, PipelineStages stages, const schedule::S
 }
 
 schedule::Schedule Pipeline::lower(const schedule::Schedule& computations) const {
-  const schedule::Schedule s =
-      options_.max_gathered ? with_sharding(computations, options_.max_gathered) : computations;
-  if (options_.overlap)
-    return with_messages(s, options_.paired_gradient == schedule::PairedGradient::at_once);
-  return options_.one_by_one ? with_single_messages(s) : with_batched_messages(s);
+  return executed(computations, plan::lowering_of(options_));
 }
 
 void Pipeline::run(const MicroBatches& work) {

@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include "base/gpu_facts.h"
 #include "base/strings.h"
 #include "plan/run_plan.h"
 #include "recipe/recipe.h"
@@ -28,7 +29,7 @@ double device_memory(const recipe::Recipe& r) {
   const bool known = r.given("hardware.gpu") ||
                      (origin != r.origins.end() && origin->second == recipe::Origin::derived);
   return known && r.train.device == recipe::DeviceChoice::cuda
-             ? facts(r.hardware.gpu).memory_gb * 1e9
+             ? facts(r.hardware.gpu).planned_memory()
              : 0;
 }
 

@@ -4,9 +4,9 @@
 #include <ranges>
 #include <utility>
 
+#include "plan/executed_schedule.h"
 #include "plan/expert_traffic.h"
 #include "plan/run_plan.h"
-#include "schedule/lower.h"
 
 namespace mtrain::plan {
 
@@ -68,10 +68,10 @@ StageParts parts_of(const RunPlan& plan, int64_t stage, const PassCosts& costs) 
 std::optional<ExchangeForecast> exchange_forecast(const RunPlan& plan) {
   if (!plan.pass_costs) return {};
   const bool pairs = plan.overlap.overlap_moe_expert_parallel_comm;
-  const schedule::Schedule s = schedule::with_messages(
-      plan.schedule, plan.pipeline.paired_gradient == schedule::PairedGradient::at_once);
+  const schedule::Schedule s = executed_schedule(plan);
   const auto play = [&](const PassCosts& costs) {
-    schedule::ScheduleCosts all{.stages = {}, .paired_gradient = plan.pipeline.paired_gradient};
+    schedule::ScheduleCosts all = costs_in_order(plan.pipeline);
+    all.stages.clear();
     for (int64_t stage = 0; stage < plan.layout.stages; ++stage) {
       all.parts.push_back(parts_of(plan, stage, costs));
       // The cost of a weight gradient that is an action of its own.

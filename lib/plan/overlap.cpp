@@ -4,6 +4,7 @@
 
 #include <fmt/core.h>
 
+#include "base/gpu_facts.h"
 #include "base/strings.h"
 #include "plan/expert_overlap.h"
 #include "plan/overlap_row.h"

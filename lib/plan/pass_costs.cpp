@@ -5,6 +5,7 @@
 #include <fmt/core.h>
 
 #include "base/error.h"
+#include "base/gpu_facts.h"
 #include "plan/expert_traffic.h"
 #include "plan/run_plan.h"
 #include "recipe/recipe.h"
@@ -32,26 +33,26 @@ recipe::LinkConfig link_of_experts(const recipe::Recipe& r) {
 }
 
 // GEMMs of usual sizes reach half of the peak. In 8 bits the peak is twice as high. If all ranks
-// that share experts lie within a node, they use its own links, otherwise one network card per GPU.
+// that share experts lie within a node, they use its own links, otherwise the network.
 Rates gpu_rates(const recipe::Recipe& r, const RunPlan& plan) {
-  constexpr double kReached = 0.5, kNetwork = 50e9;
+  constexpr double kReached = 0.5;
   const GpuFacts& gpu = facts(r.hardware.gpu);
   const double flops = kReached * gpu.flops(plan.compute_dtype);
   const double in_8_bits =
       plan.fp8.on ? double(plan.fp8.end - plan.fp8.begin) / double(plan.model.layer_count()) : 0;
-  return {
-      flops, flops / (1 - in_8_bits / 2),
-      within_node(plan.layout, r.hardware.gpus_per_node) ? gpu.link_bytes_per_second : kNetwork};
+  return {flops, flops / (1 - in_8_bits / 2),
+          within_node(plan.layout, r.hardware.gpus_per_node) ? gpu.link_bytes_per_second
+                                                             : gpu.network_bytes_per_second};
 }
 
 // On a CPU the rates grow with the recipe's number of threads. If the recipe sets none, hosts may
 // have different numbers, and the rates are those of one thread.
 Rates rates(const recipe::Recipe& r, const RunPlan& plan) {
   if (r.train.device == recipe::DeviceChoice::cuda) return gpu_rates(r, plan);
-  constexpr double kCore = 80e9, kSharedMemory = 4e9;
-  const double link = link_of_experts(r).gbps > 0 ? r.comm.link.gbps * 1e9 / 8 : kSharedMemory,
-               flops =
-                   kCore * double(std::max<int64_t>(1, r.train.threads)) / r.debug.compute_slowdown;
+  const double link = link_of_experts(r).gbps > 0 ? r.comm.link.gbps * 1e9 / 8
+                                                  : kCpuFacts.link_bytes_per_second,
+               flops = kCpuFacts.core_flops * double(std::max<int64_t>(1, r.train.threads)) /
+                       r.debug.compute_slowdown;
   return {flops, flops, link};
 }
 

@@ -142,6 +142,13 @@ Schedule with_sharding(const Schedule& s, int64_t max_gathered) {
   return out;
 }
 
+Schedule executed(const Schedule& computations, const Lowering& how) {
+  const Schedule s =
+      how.max_gathered ? with_sharding(computations, how.max_gathered) : computations;
+  if (how.overlap) return with_messages(s, how.gradients_first);
+  return how.one_by_one ? with_single_messages(s) : with_batched_messages(s);
+}
+
 Schedule forward_only(const Schedule& placed, int64_t micro_batches) {
   Schedule out{.name = "forward",
                .pp = placed.pp,

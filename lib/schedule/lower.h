@@ -35,6 +35,17 @@ Schedule with_single_messages(const Schedule& schedule);
 // activations.
 Schedule with_sharding(const Schedule& schedule, int64_t max_gathered = 3);
 
+// How a rank carries out a schedule, as far as it decides the lists.
+struct Lowering {
+  bool overlap = true;           // with_messages(); otherwise the next two
+  bool one_by_one = false;       // with_single_messages(), else with_batched_messages()
+  bool gradients_first = false;  // as in with_messages()
+  int64_t max_gathered = 0;      // as in with_sharding(); 0: without
+};
+// Returns the lists that the executor runs, from those of the computations. Everything that
+// simulates a run plays these.
+Schedule executed(const Schedule& computations, const Lowering& how);
+
 // Returns the schedule of an evaluation: the forwards of `micro_batches` micro-batches, with the
 // stages on the same ranks as in `placed`, and without sends and receives.
 Schedule forward_only(const Schedule& placed, int64_t micro_batches);

@@ -18,13 +18,22 @@ class Player {
         next_(size_t(s.pp)),
         clock_(size_t(s.pp)),
         computed_(size_t(s.pp)),
+        ends_(size_t(s.pp)),
+        dp_free_(size_t(s.pp)),
+        stages_(size_t(s.stages)),
         paired_(size_t(s.pp)),
         waiting_{table<int64_t>(-1), table<int64_t>(-1)},
         done_{table(kNever), table(kNever)},
+        sent_{table(kNever), table(kNever)},
         arrival_{table(kNever), table(kNever)} {
     timeline_.times.resize(size_t(s.pp));
     timeline_.busy.resize(size_t(s.pp));
     timeline_.exchanges.resize(size_t(s.pp));
+    timeline_.lanes.resize(size_t(s.pp));
+    timeline_.sums.resize(size_t(s.pp));
+    for (const ActionList& list : s.ranks)
+      for (const Action& a : list)
+        if (adds_to_gradients(a.kind)) ++stages_[size_t(a.stage)].gradients_left;
   }
 
   Timeline play(std::vector<StuckRank>& stuck) {
@@ -38,7 +47,10 @@ class Player {
     for (int64_t rank = 0; rank < s_.pp; ++rank) {
       if (next_[size_t(rank)] < s_.ranks[size_t(rank)].size())
         stuck.push_back({rank, next_[size_t(rank)]});
-      timeline_.step = std::max(timeline_.step, clock_[size_t(rank)]);
+      const double end = clock_[size_t(rank)],
+                   with_reductions = std::max(end, dp_free_[size_t(rank)]);
+      exposed(rank, Lane::dp, with_reductions - end);
+      timeline_.step = std::max(timeline_.step, with_reductions);
     }
     return std::move(timeline_);
   }
@@ -51,6 +63,19 @@ class Player {
   }
   size_t at(int64_t stage, int64_t micro_batch) const {
     return size_t(stage * s_.micro_batches + micro_batch);
+  }
+  static bool adds_to_gradients(ActionKind kind) {
+    return kind == ActionKind::B || kind == ActionKind::W;
+  }
+
+  void exposed(int64_t rank, Lane lane, double time) {
+    timeline_.sums[size_t(rank)].exposed[size_t(lane)] += time;
+  }
+  // Adds a time in which a lane works for the rank's action at `action`.
+  void works(int64_t rank, Lane lane, size_t action, double begin, double end) {
+    if (end <= begin) return;
+    timeline_.lanes[size_t(rank)].push_back({lane, action, begin, end});
+    timeline_.sums[size_t(rank)].busy[size_t(lane)] += end - begin;
   }
 
   // Whether everything that `a` needs has been computed or sent.
@@ -88,6 +113,17 @@ class Player {
     }
   }
 
+  // Communication inside of an action; a B has that of I and W.
+  static InsideCost inside(const StageCost::Inside& c, ActionKind kind) {
+    switch (kind) {
+      case ActionKind::F: return c.F;
+      case ActionKind::B: return {c.I.busy + c.W.busy, c.I.exposed + c.W.exposed};
+      case ActionKind::I: return c.I;
+      case ActionKind::W: return c.W;
+      default: return {};
+    }
+  }
+
   double delayed(const Action& a) const {
     return a.kind == ActionKind::B ? costs_.delayed_wgrad * cost(a).W : 0;
   }
@@ -96,46 +132,116 @@ class Player {
   double send(int64_t rank, const Action& a) {
     const bool back = a.kind == ActionKind::send_b;
     double& link_free = link_free_[{rank, costs_.one_link ? -1 : a.peer}];
+    double& channel_free = channel_free_[{rank, a.peer}];
     // Without overlap, adjacent messages start together.
     const double ready =
         costs_.overlap_p2p ? done_[back][at(a.stage, a.micro_batch)] : computed_[size_t(rank)];
-    const double begin = std::max(ready, link_free);
+    const double begin = std::max({ready, link_free, channel_free});
     link_free = begin + costs_.p2p_transfer;
-    const double arrival = link_free + costs_.p2p_latency;
+    const double arrival = channel_free = link_free + costs_.p2p_latency;
     const size_t message = at(a.stage + (back ? -1 : 1), a.micro_batch);
+    sent_[back][message] = ready;
     arrival_[back][message] = arrival;
+    works(rank, Lane::pp_send, next_[size_t(rank)], begin, arrival);
     if (waiting_[back][message] >= 0) ready_.push_back(waiting_[back][message]);
     const bool blocks =
         !costs_.overlap_p2p ||
         (costs_.paired_gradient == PairedGradient::in_order && back && is_paired(rank, a));
-    return blocks ? std::max(clock_[size_t(rank)], arrival) : clock_[size_t(rank)];
+    const double clock = clock_[size_t(rank)], end = blocks ? std::max(clock, arrival) : clock;
+    exposed(rank, Lane::pp_send, end - clock);
+    return end;
+  }
+
+  // Returns the end of the receive. Only its transport is exposed: before the message was ready,
+  // the rank waited for the sender's computations.
+  double receive(int64_t rank, const Action& a) {
+    const bool back = a.kind == ActionKind::recv_b;
+    const size_t message = at(a.stage, a.micro_batch);
+    const double ready = sent_[back][message], arrival = arrival_[back][message],
+                 clock = clock_[size_t(rank)];
+    works(rank, Lane::pp_receive, next_[size_t(rank)], ready, arrival);
+    exposed(rank, Lane::pp_receive, std::max(0.0, arrival - std::max(clock, ready)));
+    return std::max(clock, arrival);
+  }
+
+  // Begins to gather a stage's weights.
+  void unshard(int64_t rank, const Action& a) {
+    const std::vector<double>& ends = ends_[size_t(rank)];
+    const double host =
+        ends.size() > costs_.run_ahead ? ends[ends.size() - 1 - costs_.run_ahead] : 0;
+    double& dp_free = dp_free_[size_t(rank)];
+    // The memory of the stage that has been freed for it may still be in use.
+    const double begin = std::max({host, dp_free, freed_[rank]});
+    dp_free = begin + cost(a).gather;
+    stages_[size_t(a.stage)].gathered = dp_free;
+    works(rank, Lane::dp, next_[size_t(rank)], begin, dp_free);
+  }
+
+  // Waits until the weights of the action's stage are gathered.
+  void await_weights(int64_t rank, const Action& a) {
+    double& clock = clock_[size_t(rank)];
+    const double gathered = stages_[size_t(a.stage)].gathered;
+    exposed(rank, Lane::dp, std::max(0.0, gathered - clock));
+    clock = std::max(clock, gathered);
+  }
+
+  // Accounts for an action that has computed until the rank's clock.
+  void computed(int64_t rank, const Action& a, size_t index, double begin) {
+    Stage& stage = stages_[size_t(a.stage)];
+    stage.used = computed_[size_t(rank)];
+    ends_[size_t(rank)].push_back(stage.used);
+    for (const auto& [lane, costs] :
+         {std::pair{Lane::tp, &cost(a).tp}, {Lane::cp, &cost(a).cp}, {Lane::dp, &cost(a).dp}}) {
+      const InsideCost c = inside(*costs, a.kind);
+      works(rank, lane, index, begin, begin + c.busy);
+      exposed(rank, lane, c.exposed);
+    }
+    if (!adds_to_gradients(a.kind) || --stage.gradients_left > 0 || cost(a).reduce == 0) return;
+    double& dp_free = dp_free_[size_t(rank)];
+    const double start = std::max(stage.used, dp_free);
+    dp_free = start + cost(a).reduce;
+    works(rank, Lane::dp, index, start, dp_free);
   }
 
   // Runs the rank's next action, or returns false if it has to wait.
   bool step(int64_t rank) {
     const ActionList& list = s_.ranks[size_t(rank)];
-    const Action& a = list[next_[size_t(rank)]];
-    const bool pair = a.overlaps_next && next_[size_t(rank)] + 1 < list.size();
-    const Action& b = list[next_[size_t(rank)] + (pair ? 1 : 0)];
+    const size_t index = next_[size_t(rank)];
+    const Action& a = list[index];
+    const bool pair = a.overlaps_next && index + 1 < list.size();
+    const Action& b = list[index + (pair ? 1 : 0)];
     if (!can_begin(rank, a) || (pair && !can_begin(rank, b))) return false;
     double& clock = clock_[size_t(rank)];
     if (is_receive(a.kind)) {
-      const size_t message = at(a.stage, a.micro_batch);
-      record(rank, std::max(clock, arrival_[a.kind == ActionKind::recv_b][message]));
+      record(rank, receive(rank, a));
     } else if (is_send(a.kind)) {
       record(rank, send(rank, a));
-    } else if (!costs_.parts.empty() && a.kind != ActionKind::W) {
-      run_parts(rank, a, pair ? &b : nullptr);
+    } else if (!is_compute(a.kind)) {
+      if (a.kind == ActionKind::unshard) unshard(rank, a);
+      if (a.kind == ActionKind::reshard) freed_[rank] = stages_[size_t(a.stage)].used;
+      record(rank, clock);
     } else {
-      const double share = pair ? costs_.together : 1, begin = clock;
-      record(rank, clock + share * length(a));
-      if (pair) record(rank, clock + share * length(b));
-      timeline_.busy[size_t(rank)] += clock - begin;
-      computed_[size_t(rank)] = clock;
-      finish(a, clock - share * delayed(pair ? b : a));
-      if (pair) finish_paired(rank, a, b);
+      await_weights(rank, a);
+      if (pair) await_weights(rank, b);
+      compute(rank, a, pair ? &b : nullptr);
+      const ActionTime* times = &timeline_.times[size_t(rank)][index];
+      computed(rank, a, index, times[0].begin);
+      if (pair) computed(rank, b, index + 1, times[1].begin);
     }
     return true;
+  }
+
+  // Runs a computation, or two together.
+  void compute(int64_t rank, const Action& a, const Action* b) {
+    if (!costs_.parts.empty() && a.kind != ActionKind::W) return run_parts(rank, a, b);
+    const double& clock = clock_[size_t(rank)];
+    const double share = b ? costs_.together : 1, begin = clock;
+    record(rank, clock + share * length(a));
+    if (b) record(rank, clock + share * length(*b));
+    timeline_.busy[size_t(rank)] += clock - begin;
+    computed_[size_t(rank)] = clock;
+    finish(a, clock - share * delayed(b ? *b : a));
+    if (b) finish_paired(rank, a, *b);
   }
 
   // Runs one action by its parts, or two actions together.
@@ -152,6 +258,8 @@ class Player {
     Exposure& exposure = backward ? timeline_.paired : timeline_.unpaired;
     exposure.exchanges += run.timeline.exchanges;
     exposure.exposed += run.timeline.exposed();
+    timeline_.sums[size_t(rank)].busy[size_t(Lane::ep)] += run.timeline.exchanges;
+    exposed(rank, Lane::ep, run.timeline.exposed());
     timeline_.busy[size_t(rank)] += run.timeline.compute;
     const double end = begin + run.timeline.length;
     record(rank, backward ? begin + run.forward_compute : end);
@@ -241,13 +349,21 @@ class Player {
   Timeline timeline_;
   std::vector<int64_t> ready_;
   std::vector<size_t> next_;
-  std::vector<double> clock_, computed_;  // computed_: when the last computation ended
-  std::vector<Action> paired_;            // the last backward that ran together with a forward
+  std::vector<double> clock_, computed_;   // computed_: when the last computation ended
+  std::vector<std::vector<double>> ends_;  // of each rank's computations so far
+  std::vector<double> dp_free_;
+  std::map<int64_t, double> freed_;  // by rank: when the stage that was freed last has been used
+  struct Stage {
+    int64_t gradients_left = 0;  // actions that add to its gradients
+    double gathered = 0, used = 0;
+  };
+  std::vector<Stage> stages_;
+  std::vector<Action> paired_;  // the last backward that ran together with a forward
   // Indexed by way (forward, backward), then by stage and micro-batch; for messages by the
   // receiver's stage.
   std::vector<int64_t> waiting_[2];
-  std::vector<double> done_[2], arrival_[2];
-  std::map<std::pair<int64_t, int64_t>, double> link_free_;
+  std::vector<double> done_[2], sent_[2], arrival_[2];
+  std::map<std::pair<int64_t, int64_t>, double> link_free_, channel_free_;  // by sender, receiver
   std::map<std::tuple<ActionKind, int64_t, int, int64_t>, PartsRun> runs_;
 };
 

@@ -1,19 +1,40 @@
 // Simulates a schedule's lists with a cost for each action. Each rank runs its list in order, and a
-// receive waits for its message.
+// receive waits for its message. Play the lists that the executor runs (schedule/lower.h,
+// executed()).
 #pragma once
+#include <array>
+
 #include "schedule/action.h"
 #include "schedule/expert_parts.h"
 
 namespace mtrain::schedule {
 
+// What communicates beside a rank's computations, each in an order of its own.
+enum class Lane { tp, cp, ep, dp, pp_send, pp_receive };
+inline constexpr size_t kLanes = 6;
+
+// Communication inside of a computation. `exposed` is the part of `busy` that the computation waits
+// for; its own time includes that.
+struct InsideCost {
+  double busy = 0, exposed = 0;
+};
+
 struct StageCost {
   double F = 1, I = 1, W = 1;  // seconds, or any unit; B takes I + W
+  // On the dp lane: of an unshard, and of the reduction of the gradients, which begins after the
+  // stage's last backward.
+  double gather = 0, reduce = 0;
+  struct Inside {
+    InsideCost F = {}, I = {}, W = {};
+  };
+  Inside tp = {}, cp = {}, dp = {};  // dp: gathers for each use, as without unshard actions
 };
 
 struct ScheduleCosts {
   std::vector<StageCost> stages{StageCost{}};  // by stage; one entry stands for all of them
   // A message keeps the link from one rank to the other busy for `p2p_transfer` (bytes /
-  // bandwidth), and arrives `p2p_latency` after that.
+  // bandwidth), and arrives `p2p_latency` after that. The next message of the same sender to the
+  // same receiver begins when it has arrived: both are in the order of one stream.
   double p2p_latency = 0, p2p_transfer = 0;
   // A rank has one link for the messages to all others, as comm.link emulates it.
   bool one_link = false;
@@ -29,6 +50,9 @@ struct ScheduleCosts {
   // with_batched_messages(). A message begins when its sender reaches it; in the simulation it does
   // not wait for its receiver.
   bool overlap_p2p = true;
+  // An unshard begins once all but this many of the computations before it have ended: the host
+  // runs at most so far ahead (pipeline/executor.cpp).
+  size_t run_ahead = 8;
   // The parts of each stage's F, B and I, if experts exchange tokens; one entry stands for all
   // stages. Their times replace F, I and `together`; only W still takes StageCost::W. A forward and
   // a backward that run together are ordered by pair_order(), or take turns. Other actions are
@@ -40,7 +64,6 @@ struct ScheduleCosts {
   PairOptions pair;
   bool pairs_take_turns = false;  // as without overlap_moe_expert_parallel_comm
   int64_t exchange_chunks = 1;
-  // Gathering and reducing take no time here: the order of a pipeline does not hide them.
 };
 
 struct ActionTime {
@@ -59,6 +82,19 @@ struct Exposure {
   double share() const { return exchanges > 0 ? exposed / exchanges : 0; }
 };
 
+// Communication of a rank that belongs to an action, concurrent with its computations.
+struct LaneTime {
+  Lane lane;
+  size_t action;
+  double begin = 0, end = 0;
+};
+
+// For each lane of a rank, how long it is busy, and how long the rank computes nothing because of
+// it. Time in which a rank waits for another rank's computations belongs to no lane.
+struct LaneSums {
+  std::array<double, kLanes> busy{}, exposed{};
+};
+
 struct Timeline {
   // [rank][action]. Two actions that run together are listed one after the other: the first has its
   // compute time, and the second ends with the pair.
@@ -66,7 +102,9 @@ struct Timeline {
   std::vector<double> busy;                          // [rank], computing
   std::vector<std::vector<ExchangeTime>> exchanges;  // [rank], in the order of their stream
   Exposure paired, unpaired;                         // in actions that run together, and in others
-  double step = 0;  // from the first action's begin to the last one's end
+  std::vector<std::vector<LaneTime>> lanes;          // [rank]; without `exchanges`
+  std::vector<LaneSums> sums;                        // [rank]
+  double step = 0;  // from the first action's begin to the end of the last one and of all lanes
 
   double bubble() const;  // idle time / total time, over all ranks
 };

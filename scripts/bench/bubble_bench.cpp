@@ -3,7 +3,10 @@
 // stream sleeps, one unit for F, I and W and two for B. All stages therefore cost the same, and no
 // rank waits for a core.
 //   bench_bubble [ms per unit, default 100] [ranks, default 4] [micro-batches, default 8]
-//   [schedule]
+//   [schedule, default all] [link: ms that a message travels, default 0]
+// Each schedule runs with overlap of messages and, where it may, without. Half of a message's time
+// on the link is latency, half is bandwidth. The last column is the measured step relative to the
+// simulated one; the lists that are simulated are those that ran.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -17,11 +20,11 @@
 #include "comm/thread/thread_transport.h"
 #include "data/dataset/dataset.h"
 #include "interchange/model_source.h"
+#include "plan/executed_schedule.h"
 #include "plan/layout.h"
 #include "plan/load_recipe.h"
 #include "plan/run_plan.h"
-#include "schedule/lower.h"
-#include "schedule/simulator.h"
+#include "schedule/steady_state.h"
 #include "train/build_trainer.h"
 
 using namespace mtrain;
@@ -29,7 +32,8 @@ using Clock = std::chrono::steady_clock;
 
 namespace {
 
-constexpr int64_t kVocab = 64, kSeq = 16;
+constexpr int64_t kVocab = 64, kSeq = 16, kHidden = 16;
+constexpr double kMessageBits = kSeq * kHidden * 4 * 8;
 
 class Counting : public data::Dataset {
  public:
@@ -140,57 +144,65 @@ struct Measured {
 };
 
 // The median of some steps.
-Measured measure(const Recipe& r, int ranks, double unit) {
+Measured measure(const Recipe& r, int ranks, double unit, double link) {
+  comm::Link emulated{.streams = {"pp_send", "pp_recv"}};  // of messages between stages alone
+  if (link > 0)
+    emulated.latency_us = link / 2 * 1e6, emulated.gbps = kMessageBits / (link / 2) / 1e9;
   constexpr int kSteps = 3;
   std::vector<std::unique_ptr<Actions>> actions;
   for (int rank = 0; rank < ranks; ++rank) actions.push_back(std::make_unique<Actions>(unit));
   std::vector<Measured> steps;
-  comm::run_thread_ranks(ranks, [&](comm::World& world) {
-    Actions& own = *actions[size_t(world.rank())];
-    const auto device = Device::on(std::make_unique<SleepingBackend>(own));
-    train::Trainer trainer = train::build_trainer(*device, plan::make_plan(r, world.size(), kVocab),
-                                                  std::make_shared<Counting>(), world);
-    for (int i = 0; i <= kSteps; ++i) {  // the first one makes connections and memory
-      own.clear();
-      trainer.control().any(false);
-      trainer.step();
-      device->synchronize();
-      trainer.control().any(false);  // waits until all ranks have ended the step
-      if (world.rank() == 0 && i > 0) {
-        auto first = Clock::time_point::max(), last = Clock::time_point::min();
-        double busy = 0;
-        for (const auto& a : actions) {
-          first = std::min(first, a->first());
-          last = std::max(last, a->last());
-          busy += a->busy();
+  comm::run_thread_ranks(
+      ranks,
+      [&](comm::World& world) {
+        Actions& own = *actions[size_t(world.rank())];
+        const auto device = Device::on(std::make_unique<SleepingBackend>(own));
+        train::Trainer trainer = train::build_trainer(
+            *device, plan::make_plan(r, world.size(), kVocab), std::make_shared<Counting>(), world);
+        for (int i = 0; i <= kSteps; ++i) {  // the first one makes connections and memory
+          own.clear();
+          trainer.control().any(false);
+          trainer.step();
+          device->synchronize();
+          trainer.control().any(false);  // waits until all ranks have ended the step
+          if (world.rank() == 0 && i > 0) {
+            auto first = Clock::time_point::max(), last = Clock::time_point::min();
+            double busy = 0;
+            for (const auto& a : actions) {
+              first = std::min(first, a->first());
+              last = std::max(last, a->last());
+              busy += a->busy();
+            }
+            const double step = std::chrono::duration<double>(last - first).count();
+            steps.push_back({step, 1 - busy / (ranks * step)});
+          }
+          trainer.control().any(false);  // waits until rank 0 has read the actions
         }
-        const double step = std::chrono::duration<double>(last - first).count();
-        steps.push_back({step, 1 - busy / (ranks * step)});
-      }
-      trainer.control().any(false);  // waits until rank 0 has read the actions
-    }
-  });
+      },
+      {.link = emulated});
   std::ranges::sort(steps, {}, &Measured::step);
   return steps[steps.size() / 2];
 }
 
-Recipe recipe_of(const std::string& schedule, int stages, int ranks, int micro_batches) {
+Recipe recipe_of(const std::string& schedule, int stages, int ranks, int micro_batches,
+                 bool overlap) {
   Diagnostics diagnostics;
-  const std::vector<std::string> overrides{fmt::format("model.num_layers={}", ranks * stages),
-                                           "model.hidden_size=16",
-                                           "model.num_attention_heads=2",
-                                           "model.num_query_groups=2",
-                                           "model.ffn_hidden_size=32",
-                                           fmt::format("dataset.seq_length={}", kSeq),
-                                           "dataset.train=unused",
-                                           "train.run_dir=unused",
-                                           "train.micro_batch_size=1",
-                                           fmt::format("train.global_batch_size={}", micro_batches),
-                                           "mixed_precision.name=fp32",
-                                           "distributed.strategy=megatron_ddp",
-                                           fmt::format("distributed.pp_size={}", ranks),
-                                           fmt::format("distributed.vpp_size={}", stages),
-                                           "distributed.pipeline.pp_schedule=" + schedule};
+  std::vector<std::string> overrides{fmt::format("model.num_layers={}", ranks * stages),
+                                     fmt::format("model.hidden_size={}", kHidden),
+                                     "model.num_attention_heads=2",
+                                     "model.num_query_groups=2",
+                                     "model.ffn_hidden_size=32",
+                                     fmt::format("dataset.seq_length={}", kSeq),
+                                     "dataset.train=unused",
+                                     "train.run_dir=unused",
+                                     "train.micro_batch_size=1",
+                                     fmt::format("train.global_batch_size={}", micro_batches),
+                                     "mixed_precision.name=fp32",
+                                     "distributed.strategy=megatron_ddp",
+                                     fmt::format("distributed.pp_size={}", ranks),
+                                     fmt::format("distributed.vpp_size={}", stages),
+                                     "distributed.pipeline.pp_schedule=" + schedule};
+  if (stages > 1) overrides.push_back(fmt::format("comm_overlap.overlap_p2p_comm={}", overlap));
   Recipe r = plan::load_recipe_text(interchange::model_source(), "model: {}\n", "bench", overrides,
                                     diagnostics, ranks);
   diagnostics.throw_if_errors();
@@ -203,11 +215,13 @@ int main(int argc, char** argv) {
   const double unit = (argc > 1 ? std::atof(argv[1]) : 100) * 1e-3;
   const int ranks = argc > 2 ? std::atoi(argv[2]) : 4;
   const int micro_batches = argc > 3 ? std::atoi(argv[3]) : 8;
+  const std::string only = argc > 4 ? argv[4] : "all";
+  const double link = argc > 5 ? std::atof(argv[5]) * 1e-3 : 0;
   fmt::print(
-      "{} ranks, {} micro-batches, {:g} ms for each of F, I and "
-      "W\n{:<24}{:>12}{:>12}{:>12}{:>12}{:>10}\n",
-      ranks, micro_batches, unit * 1e3, "", "step, units", "simulated", "bubble, %", "simulated",
-      "off by");
+      "{} ranks, {} micro-batches, {:g} ms for each of F, I and W, {:g} ms for a message\n"
+      "{:<32}{:>12}{:>12}{:>12}{:>12}{:>12}\n",
+      ranks, micro_batches, unit * 1e3, link * 1e3, "", "step, units", "simulated", "bubble, %",
+      "simulated", "step off by");
   struct Kind {
     const char* name;
     int stages;
@@ -220,15 +234,22 @@ int main(int argc, char** argv) {
                            {"interleaved_1f1b", 2},
                            {"dfs", 2},
                            {"v_schedule", 2},
-                           {"dualpipev", 2}}) {
-    if (argc > 4 && std::string(argv[4]) != kind.name) continue;
-    const Recipe r = recipe_of(kind.name, kind.stages, ranks, micro_batches);
-    const schedule::Timeline simulated =
-        simulate(with_messages(plan::make_plan(r, ranks, 0).schedule), {});
-    const Measured m = measure(r, ranks, unit);
-    fmt::print("{:<24}{:>12.2f}{:>12.2f}{:>12.2f}{:>12.2f}{:>8.1f} %\n",
-               fmt::format("{} x {}", kind.name, kind.stages), m.step / unit, simulated.step,
-               100 * m.bubble, 100 * simulated.bubble(),
-               simulated.bubble() > 0 ? 100 * (m.bubble / simulated.bubble() - 1) : 0.0);
-  }
+                           {"dualpipev", 2}})
+    for (const bool overlap : {true, false}) {
+      if (only != "all" && only != kind.name) continue;
+      if (overlap && kind.stages == 1) continue;               // one stage per rank has no overlap
+      if (!overlap && kind.stages > 1 && link == 0) continue;  // the same without a link
+      const Recipe r = recipe_of(kind.name, kind.stages, ranks, micro_batches, overlap);
+      const RunPlan plan = plan::make_plan(r, ranks, 0);
+      schedule::ScheduleCosts costs = plan::costs_in_order(plan.pipeline);
+      costs.p2p_latency = costs.p2p_transfer = link / 2 / unit;
+      costs.one_link = true;
+      const schedule::Timeline simulated = simulate(plan::executed_schedule(plan), costs);
+      const Measured m = measure(r, ranks, unit, link);
+      fmt::print("{:<32}{:>12.2f}{:>12.2f}{:>12.2f}{:>12.2f}{:>10.2f} %\n",
+                 fmt::format("{} x {}{}", kind.name, kind.stages,
+                             plan.pipeline.overlap ? ", overlap" : ""),
+                 m.step / unit, simulated.step, 100 * m.bubble, 100 * simulated.bubble(),
+                 100 * (m.step / unit / simulated.step - 1));
+    }
 }

@@ -19,9 +19,9 @@ import pathlib
 import subprocess
 import sys
 
-from compare_gpu import ROOT, flops_per_token, settings_of, shape_of
+from compare_gpu import PEAK as PEAKS, ROOT, flops_per_token, settings_of, shape_of
 
-MULTIPROCESSORS, PEAK, GEMM_PEAK = 132, 989.4e12, 750e12
+MULTIPROCESSORS, PEAK, GEMM_PEAK = 132, PEAKS["H200"], 750e12
 COPY = {"h200": 4.3e12, "h100": 3.0e12}  # bytes read and written per second
 IN_HOST, BETWEEN_HOSTS, LAUNCH = 370e9, 45e9, 2e-6
 

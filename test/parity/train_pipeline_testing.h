@@ -7,6 +7,7 @@
 
 #include <catch2/catch.hpp>
 
+#include "plan/executed_schedule.h"
 #include "test/support/comm_testing.h"
 #include "test/support/train_testing.h"
 #include "train/trainer.h"
@@ -33,7 +34,7 @@ struct PipelineResult {
   std::vector<LaunchedParts> launches;        // launches of the first step
   int64_t peak_activations = 0;               // bytes
   std::map<std::string, int64_t> units;       // bytes of the gradients of each unit
-  schedule::ActionList actions;
+  schedule::ActionList actions, simulated;    // what the pipeline runs, and what a simulation plays
 };
 
 struct Setup {
@@ -118,6 +119,7 @@ inline PipelineResult train_all(const Setup& s, Device& device, comm::World worl
         values(t, [&](model::ParamUnit& unit) { return full_master(t.data_parallel(), unit); });
   result.peak_activations = device.allocator().usage(device::MemoryCategory::activations).peak;
   result.actions = t.pipeline().actions();
+  result.simulated = plan::executed_schedule(t.plan()).ranks[size_t(t.pipeline().links().rank)];
   const auto flush = expected_actions(result.actions);
   for (int64_t i = 0; i < t.plan().layout.flushes; ++i)
     result.listed.insert(result.listed.end(), flush.begin(), flush.end());
@@ -139,6 +141,7 @@ inline std::vector<PipelineResult> train_pipeline(int ranks, const Changes& chan
   run_ranks(ranks, backend, [&](TestRank& rank) {
     results[size_t(rank.rank())] = train_all(setup, rank.device, rank.world, steps);
   });
+  for (const PipelineResult& r : results) CHECK(r.actions == r.simulated);
   return results;
 }
 

@@ -20,6 +20,34 @@ TEST_CASE("each GPU has a row of facts, and its own name finds it") {
   }
 }
 
+TEST_CASE("facts follow from the sheets of the systems, whose GPUs they are") {
+  // Memory of all GPUs of a system, and FP8 with sparsity: HGX B200 and B300, GB200 and GB300
+  // NVL72.
+  struct System {
+    Gpu gpu;
+    int gpus;
+    double memory_tb, sparse_fp8_pflops;
+  };
+  for (const System& s :
+       {System{.gpu = Gpu::b200, .gpus = 8, .memory_tb = 1.44, .sparse_fp8_pflops = 72},
+        System{.gpu = Gpu::b300, .gpus = 8, .memory_tb = 2.16, .sparse_fp8_pflops = 72},
+        System{.gpu = Gpu::gb200, .gpus = 72, .memory_tb = 13.4, .sparse_fp8_pflops = 720},
+        System{.gpu = Gpu::gb300, .gpus = 72, .memory_tb = 20.1, .sparse_fp8_pflops = 720}}) {
+    const GpuFacts& f = facts(s.gpu);
+    INFO(enum_name(s.gpu));
+    CHECK(f.domain_gpus == s.gpus);
+    CHECK(s.gpus * f.memory_gb == Approx(s.memory_tb * 1e3).epsilon(0.01));
+    CHECK(2 * s.gpus * f.fp8_flops == Approx(s.sparse_fp8_pflops * 1e15).epsilon(0.01));
+  }
+  for (const GpuFacts& f : kGpuFacts) {
+    INFO(enum_name(f.gpu));
+    // NVLink is faster than a network card; a GPU by itself has PCIe, or NVLink to its CPU.
+    CHECK(f.link_bytes_per_second > f.network_bytes_per_second);
+    CHECK(f.domain_gpus >= 1);
+    CHECK(f.planned_memory() < f.memory_gib() * double(1 << 30));
+  }
+}
+
 TEST_CASE("a device is known by its name, and what has no row is unknown") {
   const auto gpu = [](const char* name) { return find_gpu(name) ? find_gpu(name)->gpu : Gpu{99}; };
   CHECK(gpu("NVIDIA A100-SXM4-80GB") == Gpu::a100);

@@ -46,12 +46,12 @@ TEST_CASE("a pipeline of two, by hand") {
     // All actions on the critical path 0F0, 1F0, 1F1, 1B0, 1B1, 0B1 are delayed by two messages.
     CHECK(simulate(s, costs).step == 17);
   }
-  SECTION("a link carries one message at a time, and latency does not occupy it") {
+  SECTION("messages to one receiver follow each other, and latency delays them all") {
     costs.p2p_transfer = 3;  // 0F0 [0,1], 1F0 [4,6]; 0F1's message waits for the link: [4,7]
     const Timeline busy_link = simulate(s, costs);
     CHECK(busy_link.times[1][2].end == 7);
-    costs.p2p_latency = 2;
-    CHECK(simulate(s, costs).times[1][2].end == 9);
+    costs.p2p_latency = 2;  // 0F0's message [1,6], 0F1's [6,11]
+    CHECK(simulate(s, costs).times[1][2].end == 11);
   }
   SECTION("a gradient leaves before the weight gradients that wait for it") {
     costs.delayed_wgrad = 1;  // 1B0 [5,9] gives its gradient at 8
@@ -155,6 +155,96 @@ TEST_CASE("messages to different ranks share a link if a rank has one") {
   const double apart = begin_of_0B0();
   costs.one_link = true;  // the activation goes first
   CHECK(begin_of_0B0() == apart + 1);
+}
+
+TEST_CASE("the lanes of a rank, by hand") {
+  const auto sum = [](const Timeline& t, size_t rank, Lane lane) {
+    return std::pair{t.sums[rank].busy[size_t(lane)], t.sums[rank].exposed[size_t(lane)]};
+  };
+  using Sum = std::pair<double, double>;
+  const Schedule computed = make_schedule(schedule_named("gpipe"), {2, 1, 2});
+  SECTION("a message is exposed from the end of the computation that sends it") {
+    // 0F0 [0,1] 0F1 [1,2]; messages arrive at 3 and 5, since they follow each other. 1F0 [3,4], 1F1
+    // [5,6], 1B0 [6,8], 1B1 [8,10]; gradients arrive at 10 and 12, and 0B0 [10,12], 0B1 [12,14].
+    const Timeline t = simulate(with_messages(computed), {.p2p_latency = 0.5, .p2p_transfer = 1.5});
+    CHECK(t.step == 14);
+    CHECK(sum(t, 0, Lane::pp_send) == Sum{4, 0});
+    // From 1 to 3, from 4 to 5; 1F1's message could leave at 2, and so is exposed while 1 waits.
+    CHECK(sum(t, 1, Lane::pp_receive).second == 2 + 1);
+    CHECK(sum(t, 0, Lane::pp_receive).second == 2);  // from 8 to 10
+    CHECK(sum(t, 0, Lane::dp) == Sum{0, 0});
+  }
+  SECTION("without overlap the sender waits, and that is exposed, too") {
+    const Timeline t =
+        simulate(with_batched_messages(computed), {.p2p_transfer = 1, .overlap_p2p = false});
+    CHECK(sum(t, 0, Lane::pp_send).second == 2);
+  }
+  SECTION("gradients are reduced after a stage's last backward, and only the end is exposed") {
+    const Timeline without = simulate(with_messages(computed), {});
+    ScheduleCosts costs;
+    costs.stages[0].reduce = 5;
+    const Timeline t = simulate(with_messages(computed), costs);
+    // Rank 1 ends its backwards 2 before rank 0 does.
+    CHECK(t.step == without.step + 5);
+    CHECK(sum(t, 0, Lane::dp) == Sum{5, 5});
+    CHECK(sum(t, 1, Lane::dp) == Sum{5, 5});
+    CHECK(t.busy == without.busy);
+    // Of several stages, the reductions of all but the first hide behind the others' backwards.
+    const Schedule two =
+        with_messages(make_schedule(schedule_named("interleaved_1f1b"), {1, 2, 4}));
+    costs.stages[0].reduce = 2;
+    const Timeline hidden = simulate(two, costs);
+    CHECK(sum(hidden, 0, Lane::dp) == Sum{4, 2});
+  }
+  SECTION("weights are gathered ahead, and a computation waits for those of its stage") {
+    const Schedule s = with_messages(
+        with_sharding(make_schedule(schedule_named("interleaved_1f1b"), {1, 4, 4}), 2));
+    ScheduleCosts costs;
+    const double free = simulate(s, costs).step;
+    costs.stages[0].gather = 0.5;
+    const Timeline t = simulate(s, costs);
+    int64_t gathers = 0;
+    for (const Action& a : s.ranks[0]) gathers += a.kind == ActionKind::unshard;
+    CHECK(sum(t, 0, Lane::dp).first == 0.5 * double(gathers));
+    CHECK(t.step - free == Approx(sum(t, 0, Lane::dp).second));
+    CHECK(sum(t, 0, Lane::dp).second >= 0.5);  // the first gather hides behind nothing
+    CHECK(sum(t, 0, Lane::dp).second < sum(t, 0, Lane::dp).first);
+    // If the host enqueues nothing ahead, less is hidden.
+    costs.run_ahead = 0;
+    CHECK(simulate(s, costs).step >= t.step);
+  }
+  SECTION("communication inside of a computation takes no further time") {
+    ScheduleCosts costs;
+    const Timeline without = simulate(with_messages(computed), costs);
+    costs.stages[0].tp = {.F = {0.4, 0.1}, .I = {0.5, 0.2}, .W = {0.25, 0}};
+    const Timeline t = simulate(with_messages(computed), costs);
+    CHECK(t.step == without.step);
+    CHECK(sum(t, 0, Lane::tp).first == Approx(2 * (0.4 + 0.5 + 0.25)));
+    CHECK(sum(t, 0, Lane::tp).second == Approx(2 * (0.1 + 0.2)));
+    CHECK(sum(t, 0, Lane::cp) == Sum{0, 0});
+  }
+}
+
+TEST_CASE("on every lane, what a rank computes, waits for and is idle for makes up its step") {
+  for (const ScheduleKind& kind : schedule_kinds())
+    for (const bool overlap : {true, false}) {
+      const Schedule computed = with_sharding(make_schedule(kind, {4, kind.min_stages, 12}), 2);
+      const Schedule s = executed(computed, {.overlap = overlap});
+      ScheduleCosts costs{.p2p_latency = 0.1, .p2p_transfer = 0.3, .overlap_p2p = overlap};
+      costs.stages[0].gather = 0.7, costs.stages[0].reduce = 1.3;
+      const Timeline t = simulate(s, costs);
+      INFO(kind.name << (overlap ? "" : " without overlap"));
+      for (size_t rank = 0; rank < 4; ++rank) {
+        double known = t.busy[rank];
+        for (const double exposed : t.sums[rank].exposed) known += exposed;
+        CHECK(known <= t.step + 1e-9);
+        for (size_t i = 0; i < t.lanes[rank].size(); ++i) {
+          const LaneTime& l = t.lanes[rank][i];
+          CHECK(l.action < s.ranks[rank].size());
+          CHECK((l.begin >= 0 && l.end <= t.step + 1e-9));
+        }
+      }
+    }
 }
 
 TEST_CASE("stages of one rank exchange no messages") {

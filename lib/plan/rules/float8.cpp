@@ -3,6 +3,7 @@
 
 #include <fmt/core.h>
 
+#include "base/gpu_facts.h"
 #include "plan/options/recipe_options.h"
 #include "plan/rules/rules.h"
 #include "recipe/model_spec.h"

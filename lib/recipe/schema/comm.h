@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/comm_backend.h"
-#include "base/gpu_facts.h"
+#include "base/gpu.h"
 #include "recipe/schema/field.h"
 
 namespace mtrain::recipe {
