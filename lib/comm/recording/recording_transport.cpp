@@ -6,24 +6,26 @@ namespace mtrain::comm {
 
 namespace {
 
-[[noreturn]] void refuse() {
+[[noreturn]] void never_runs() {
   throw BugError("communication of a recording device cannot run: it has no other ranks");
 }
 
 class RecordingCommunicator : public Communicator {
  public:
-  void all_reduce(Span, Reduce, const device::LaunchContext&) override { refuse(); }
-  void reduce_scatter(ConstSpan, Span, Reduce, const device::LaunchContext&) override { refuse(); }
-  void all_gather(ConstSpan, Span, const device::LaunchContext&) override { refuse(); }
-  void all_to_all(const std::vector<AllToAllSpans>&, const device::LaunchContext&) override {
-    refuse();
+  void all_reduce(Span, Reduce, const device::LaunchContext&) override { never_runs(); }
+  void reduce_scatter(ConstSpan, Span, Reduce, const device::LaunchContext&) override {
+    never_runs();
   }
-  void broadcast(Span, int, const device::LaunchContext&) override { refuse(); }
+  void all_gather(ConstSpan, Span, const device::LaunchContext&) override { never_runs(); }
+  void all_to_all(const std::vector<AllToAllSpans>&, const device::LaunchContext&) override {
+    never_runs();
+  }
+  void broadcast(Span, int, const device::LaunchContext&) override { never_runs(); }
   void exchange(const std::vector<Transfer>&, Clock::time_point,
                 const device::LaunchContext&) override {
-    refuse();
+    never_runs();
   }
-  void barrier(const device::LaunchContext&) override { refuse(); }
+  void barrier(const device::LaunchContext&) override { never_runs(); }
   void abort(std::string_view) noexcept override {}
   Clock::time_point last_start() const override { return {}; }
 };
