@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "device/device.h"
+#include "device/recording/records.h"
 
 namespace mtrain::comm {
 
@@ -131,6 +132,7 @@ void Group::State::enqueue(Stream& stream, device::LaunchInfo info, double sent,
   };
   info.wire_bytes = int64_t(sent);
   stream.launch(std::move(info), std::move(work));
+  if (device::Records* records = stream.device().records()) records->set_group(name, ranks);
 }
 
 template <class F>

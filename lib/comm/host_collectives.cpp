@@ -68,6 +68,8 @@ std::vector<int64_t> HostCollectives::lengths(const std::string& own) const {
 
 std::vector<std::string> HostCollectives::texts(const std::string& own) const {
   if (size_ == 1) return {own};
+  // The other ranks do not exist; each counts as having this rank's text.
+  if (compute_->device().is_recording()) return std::vector<std::string>(size_t(size_), own);
   const std::vector<int64_t> all = lengths(own);
   const int64_t longest = std::max<int64_t>(1, *std::ranges::max_element(all));
   std::vector<uint8_t> padded(own.begin(), own.end());

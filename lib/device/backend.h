@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "base/device_kind.h"
 #include "device/stream_id.h"
 
 struct CUstream_st;
@@ -149,5 +150,6 @@ class DeviceBackend {
 
 std::unique_ptr<DeviceBackend> make_cpu_backend(int threads, double compute_slowdown = 1);
 std::unique_ptr<DeviceBackend> make_cuda_backend(int ordinal);
+std::unique_ptr<DeviceBackend> make_recording_backend(DeviceKind like);
 
 }  // namespace mtrain::device

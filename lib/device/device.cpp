@@ -5,6 +5,7 @@
 
 #include "device/backend.h"
 #include "device/flight_recorder.h"
+#include "device/recording/declared_values.h"
 #include "device/sanitizer.h"
 
 namespace mtrain::device {
@@ -23,6 +24,12 @@ std::unique_ptr<Device> Device::cuda(int ordinal, DeviceOptions options) {
 
 std::unique_ptr<Device> Device::on(std::unique_ptr<DeviceBackend> backend, DeviceOptions options) {
   return std::unique_ptr<Device>(new Device(std::move(backend), options));
+}
+
+std::unique_ptr<Device> Device::recording(DeviceKind like, DeviceOptions options) {
+  auto device = on(make_recording_backend(like), options);
+  device->declared_ = std::make_unique<DeclaredValues>();
+  return device;
 }
 
 Device::Device(std::unique_ptr<DeviceBackend> backend, DeviceOptions options)

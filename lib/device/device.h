@@ -16,8 +16,10 @@
 namespace mtrain::device {
 
 class Capture;
+class DeclaredValues;
 class DeviceBackend;
 class FlightRecorder;
+class Records;
 class Sanitizer;
 class TimingSink;
 
@@ -55,12 +57,18 @@ class Device {
   // Makes a device over any backend; tests have backends of their own.
   static std::unique_ptr<Device> on(std::unique_ptr<DeviceBackend> backend,
                                     DeviceOptions options = {});
+  // Makes a device that runs nothing and has no memory. The host enqueues the work of a model of
+  // any size in milliseconds: set_records() keeps the launches, and allocator() counts the memory.
+  // The host takes the paths of a device of kind `like`. What it reads from the device is declared
+  // (device/recording/declared_values.h).
+  static std::unique_ptr<Device> recording(DeviceKind like, DeviceOptions options = {});
   ~Device();  // waits for the streams
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
 
   std::string description() const;
-  bool is_cuda() const;
+  bool is_cuda() const;  // true on a recording device that is like a GPU
+  bool is_recording() const { return declared_ != nullptr; }
   int threads() const;
   int64_t memory_bytes() const;  // of a GPU; 0 on the CPU, which ranks share
   // Returns host memory for Stream::download_later(). Making it is slow, so keep it.
@@ -98,6 +106,11 @@ class Device {
   using LaunchCheck = std::function<void(Stream&, const LaunchInfo&)>;
   void set_launch_check(LaunchCheck check) { launch_check_ = std::move(check); }
   const LaunchCheck& launch_check() const { return launch_check_; }
+
+  // Enters everything that is enqueued from now on into `records`; null ends this.
+  void set_records(Records* records) { records_ = records; }
+  Records* records() const { return records_; }
+  DeclaredValues* declared_values() const { return declared_.get(); }  // null on other devices
 
   // While a Range lives, a profiler shows what the host does under its name, if the options ask for
   // that. A range is the time in which the host enqueues work: profilers assign kernels to the
@@ -196,6 +209,8 @@ class Device {
   bool pairs_ = false;
   Capture* capture_ = nullptr;
   LaunchCheck launch_check_;
+  Records* records_ = nullptr;
+  std::unique_ptr<DeclaredValues> declared_;  // of a recording device
   // The names of all scopes. They are joined when a scope begins, since every launch keeps them.
   std::shared_ptr<const std::string> scope_;
 };

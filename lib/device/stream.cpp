@@ -8,6 +8,8 @@
 #include "device/device.h"
 #include "device/flight_recorder.h"
 #include "device/graph.h"
+#include "device/recording/declared_values.h"
+#include "device/recording/records.h"
 #include "device/sanitizer.h"
 
 namespace mtrain::device {
@@ -36,6 +38,7 @@ LaunchTag Stream::register_launch(const LaunchInfo& info) {
   mark(info.reads);
   mark(info.writes);
   device_.recorder().record(info.name, *this, ++enqueued_);
+  if (Records* records = device_.records()) records->add_launch(*this, info);
   return {.name = info.name,
           .number = enqueued_,
           .scope = device_.shared_scope(),
@@ -88,6 +91,8 @@ void Stream::wait(const Event& event) {
              name_, event.stream_->name());
   if (auto* sanitizer = device_.sanitizer()) sanitizer->on_wait(index_, event.clock_);
   ++enqueued_;
+  if (Records* records = device_.records())
+    records->add_wait(*this, event.stream_->id(), event.number_);
   backend_->wait({.name = "wait",
                   .number = enqueued_,
                   .scope = device_.shared_scope(),
@@ -129,6 +134,7 @@ void Stream::upload(const Access& device, std::shared_ptr<const void> keep, cons
   const std::lock_guard lock(order_);
   backend_->upload(register_launch({.name = "upload", .writes = {device}}),
                    const_cast<void*>(device.data), std::move(keep), host, device.bytes);
+  if (DeclaredValues* values = device_.declared_values()) values->upload(device, host);
 }
 
 void Stream::download(void* host, const Access& device) {
@@ -137,6 +143,7 @@ void Stream::download(void* host, const Access& device) {
     const std::lock_guard lock(order_);
     backend_->download(register_launch({.name = "download", .reads = {device}}), host, device.data,
                        device.bytes);
+    if (const DeclaredValues* values = device_.declared_values()) values->download(host, device);
   }
   synchronize();
 }
@@ -147,6 +154,7 @@ void Stream::download_later(void* host, const Access& device) {
   const std::lock_guard lock(order_);
   const LaunchInfo info{.name = "download", .reads = {device}, .writes = {{host, device.bytes}}};
   backend_->download(register_launch(info), host, device.data, device.bytes);
+  if (const DeclaredValues* values = device_.declared_values()) values->download(host, device);
 }
 
 uint64_t Stream::completed() const { return backend_->completed(); }

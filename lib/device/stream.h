@@ -38,6 +38,7 @@ struct LaunchInfo {
   std::vector<Access> reads{};  // accesses with null data (absent tensors) are skipped
   std::vector<Access> writes{};
   int64_t wire_bytes = 0;                         // bytes that a communication sends over the link
+  int64_t flops = 0;                              // of GEMMs and attention (kernels/flops.h)
   std::shared_ptr<const MessageEnds> messages{};  // of a timed launch; null: none
 };
 

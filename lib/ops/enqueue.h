@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "device/device.h"
 #include "device/stream.h"
+#include "kernels/flops.h"
 #include "kernels/workspace.h"
 #include "ops/launch_spans.h"
 #include "ops/launch_workspace.h"

@@ -94,7 +94,8 @@ void for_each_span(const T& value, const F& f) {
 void add_access(std::vector<device::Access>& list, const char* launch, const ConstSpan& span,
                 bool partial);
 
-// Describes the launch of a kernel with these arguments. `name` is a string literal.
+// Describes the launch of a kernel with these arguments. `name` is a string literal. Lookup by
+// argument finds flops_of() (kernels/flops.h), which only some kernels have.
 template <class Args>
 device::LaunchInfo launch_of(const char* name, const Args& args) {
   device::LaunchInfo info{.name = name};
@@ -106,6 +107,7 @@ device::LaunchInfo launch_of(const char* name, const Args& args) {
     }
     add_access(info.reads, name, span, false);
   });
+  if constexpr (requires { flops_of(args); }) info.flops = flops_of(args);
   return info;
 }
 

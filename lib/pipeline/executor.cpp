@@ -23,7 +23,8 @@ class Executor::DataflowScope {
         2 * all * (e.work_.first + a.micro_batch) +
         (a.kind == schedule::ActionKind::F ? a.stage : 2 * all - 1 - a.stage);
     Device& device = e.links_.compute->device();
-    if (e.links_.size > 1 || e.options_.pair_costs || device.timing_sink() || device.ranges())
+    if (e.links_.size > 1 || e.options_.pair_costs || device.timing_sink() || device.ranges() ||
+        device.records())
       scope_.emplace(device, prefix + to_string(a));
   }
 

@@ -73,8 +73,9 @@ Trainer build_trainer(Device& device, RunPlan plan, std::shared_ptr<const data::
   warn_of_unused_groups(control, *params, plan.optimizer);
   if (impls.quantizer) impls.quantizer->materialize(compute);
 
-  model::write_weights(*params, *data_parallel, impls.quantizer.get(),
-                       [&] { params->initialize(compute, seed); });
+  model::write_weights(*params, *data_parallel, impls.quantizer.get(), [&] {
+    if (!device.is_recording()) params->initialize(compute, seed);
+  });
   return Trainer({.device = device,
                   .compute = compute,
                   .plan = std::move(plan),

@@ -108,7 +108,10 @@ class AllGatherDispatcher : public model::TokenDispatcher {
     r.choice_R = r.order.choice_R;
     r.known = true;
     if (r.padded > 0 || comm_->ranks() == 1) return;
-    const std::vector<int32_t> counts = read_counts(step, r.order.count_E, step.compute);
+    const std::vector<int32_t> counts = read_counts(step, r.order.count_E, step.compute, [&] {
+      const int64_t here = comm_->experts_here();
+      return even_parts(r.order.row_TK.count() / comm_->ranks(), here);
+    });
     int64_t rows = 0;
     for (const int32_t n : counts) rows += n;
     r.choice_R = r.order.choice_R.rows(0, rows);

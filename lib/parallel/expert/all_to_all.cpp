@@ -15,6 +15,7 @@ using model::TokenRoute;
 
 struct AllToAllRoute : TokenRoute {
   ops::ExpertRows order;
+  int64_t choices = 0, capacity = 0;  // of this rank's tokens; of an expert, 0: unlimited
   Tensor counts;  // (ranks of ep x tp, E): how many rows each rank has for each expert
   // Known from the first send() on, or in_chunks().
   bool known = false;
@@ -32,6 +33,8 @@ class AllToAllDispatcher : public model::TokenDispatcher {
   std::shared_ptr<TokenRoute> route(Step& step, const Tensor& expert_TK,
                                     int64_t capacity) override {
     auto route = std::make_shared<AllToAllRoute>();
+    route->choices = expert_TK.count();
+    route->capacity = capacity;
     const int64_t padded = pad_ ? capacity : 0;
     route->order = ops::expert_rows(step.compute, expert_TK, comm_->experts(), 0, padded);
     if (padded > 0)
@@ -92,9 +95,10 @@ class AllToAllDispatcher : public model::TokenDispatcher {
 
   // Waits for the counts of the rows that travel.
   void read(Step& step, AllToAllRoute& r) const {
-    std::vector<int32_t> counts = comm_->read_counts(step, r.counts);
-    r.counts = {};
     const int64_t tp = comm_->tp(), E = comm_->experts(), here = comm_->experts_here();
+    std::vector<int32_t> counts =
+        comm_->read_counts(step, r.counts, [&] { return even_parts(r.choices, E, r.capacity); });
+    r.counts = {};
     find_path(step.compute, r,
               [=, counts = std::move(counts)](int64_t from, int64_t t, int64_t to, int64_t expert) {
                 return int64_t(counts[size_t((from * tp + t) * E + to * here + expert)]);

@@ -1,9 +1,11 @@
 #include "parallel/expert/expert_comm.h"
 
+#include <algorithm>
 #include <chrono>
 #include <numeric>
 
 #include "base/error.h"
+#include "device/device.h"
 #include "model/experts/experts_of_step.h"
 
 namespace mtrain::parallel {
@@ -57,8 +59,15 @@ Tensor ExpertComm::gather_counts(Stream& compute, const Tensor& count_N) const {
   counts_.all.all_gather(count_N, gathered, *counts_.stream);
   return gathered;
 }
-std::vector<int32_t> ExpertComm::read_counts(model::Step& step, const Tensor& gathered) const {
-  return parallel::read_counts(step, gathered, *counts_.stream);
+std::vector<int32_t> ExpertComm::read_counts(model::Step& step, const Tensor& gathered,
+                                             const EvenCounts& even) const {
+  return parallel::read_counts(step, gathered, *counts_.stream, [&] {
+    const std::vector<int32_t> own = even();
+    std::vector<int32_t> of_all;
+    for (int rank = 0; rank < all().size(); ++rank)
+      of_all.insert(of_all.end(), own.begin(), own.end());
+    return of_all;
+  });
 }
 
 namespace {
@@ -128,7 +137,17 @@ model::ExpertRows ExpertComm::exchange_back(Stream& compute, const model::Expert
 
 bool knows_counts(const model::Step& step) { return step.recomputing && step.forward_results; }
 
-std::vector<int32_t> read_counts(model::Step& step, const Tensor& counts, Stream& stream) {
+std::vector<int32_t> even_parts(int64_t total, int64_t parts, int64_t most) {
+  std::vector<int32_t> even;
+  for (int64_t i = 0; i < parts; ++i) {
+    const int64_t part = total * (i + 1) / parts - total * i / parts;
+    even.push_back(int32_t(most > 0 ? std::min(part, most) : part));
+  }
+  return even;
+}
+
+std::vector<int32_t> read_counts(model::Step& step, const Tensor& counts, Stream& stream,
+                                 const EvenCounts& even) {
   if (knows_counts(step)) {
     MT_CHECK(!step.forward_results->empty(),
              "more layers of experts are recomputed than were computed");
@@ -138,6 +157,7 @@ std::vector<int32_t> read_counts(model::Step& step, const Tensor& counts, Stream
   }
   const auto begun = std::chrono::steady_clock::now();
   std::vector<int32_t> read = counts.to_host<int32_t>(stream);
+  if (stream.device().is_recording()) read = even();
   if (step.experts && step.experts->host_wait)
     *step.experts->host_wait += std::chrono::steady_clock::now() - begun;
   if (step.forward_results) step.forward_results->push_back(read);

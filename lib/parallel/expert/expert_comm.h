@@ -1,6 +1,7 @@
 // What the token dispatchers of a rank share: the groups of the ranks that have a layer's experts,
 // and the stream of their communication.
 #pragma once
+#include <functional>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -38,6 +39,12 @@ struct RowCounts {
   int64_t leaving() const;  // rows that this rank sends
 };
 
+// Returns the counts of a rank whose tokens go evenly to all experts.
+using EvenCounts = std::function<std::vector<int32_t>()>;
+// Divides `total` into `parts` numbers that differ by at most one; none is above `most`, if that is
+// not 0.
+std::vector<int32_t> even_parts(int64_t total, int64_t parts, int64_t most = 0);
+
 class ExpertComm {
  public:
   // `experts` counts those of all ranks; all ranks have the same number. `parts` is empty if
@@ -70,8 +77,9 @@ class ExpertComm {
 
   // Returns count_N of each rank of all(), (ranks, N) of int32, for read_counts().
   Tensor gather_counts(Stream& compute, const Tensor& count_N) const;
-  // Waits for the result of gather_counts().
-  std::vector<int32_t> read_counts(model::Step& step, const Tensor& gathered) const;
+  // Waits for the result of gather_counts(); `even` is one rank's part of it on a recording device.
+  std::vector<int32_t> read_counts(model::Step& step, const Tensor& gathered,
+                                   const EvenCounts& even) const;
 
   // Sends rows, which are in the order of their target ranks, to these ranks. Each of the tensors
   // has a part of every row, and all parts travel together. Returns the rows that arrive, in the
@@ -110,7 +118,9 @@ class ExpertComm {
 bool knows_counts(const model::Step& step);
 // Copies int32 numbers, which `stream` wrote, to the host. Adds the time for which the host waits
 // to the step's. A recomputation returns the numbers of the earlier forward and needs no `counts`.
-std::vector<int32_t> read_counts(model::Step& step, const Tensor& counts, Stream& stream);
+// On a recording device no router has chosen: returns `even()`.
+std::vector<int32_t> read_counts(model::Step& step, const Tensor& counts, Stream& stream,
+                                 const EvenCounts& even);
 
 // The dispatchers below take `pad`: an expert then gets the same number of rows from every rank,
 // its capacity. The last of these rows may belong to no token. All counts are then known, and the

@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "ops/permute.h"
@@ -14,6 +16,7 @@ using model::TokenRoute;
 // T tokens of this rank; each goes to at most M ranks. L rows leave, and A rows arrive. A row that
 // travels stands for those of a token's K experts that one rank has. R rows are those of experts.
 struct FlexRoute : TokenRoute {
+  int64_t tokens = 0, choices = 0;  // T, and T K
   ops::ExpertRows to_ranks;  // rows that leave, in the order of ranks: their row_TK is (T, M)
   Tensor counts;             // (ranks, 2, ranks): rank_choices().count_2N of each rank
   Tensor expert_LK;          // the experts of each row that leaves, until they have left
@@ -36,6 +39,8 @@ class FlexDispatcher : public model::TokenDispatcher {
     auto route = std::make_shared<FlexRoute>();
     Stream& compute = step.compute;
     const int64_t ranks = comm_->ranks(), here = comm_->experts_here();
+    route->tokens = expert_TK.dim(0);
+    route->choices = expert_TK.count();
     const ops::RankChoices to = ops::rank_choices(compute, expert_TK, ranks, here);
     if (!knows_counts(step)) route->counts = comm_->gather_counts(compute, to.count_2N);
     route->to_ranks = ops::expert_rows(compute, to.rank_TM, ranks);
@@ -118,9 +123,25 @@ class FlexDispatcher : public model::TokenDispatcher {
  private:
   static FlexRoute& of(TokenRoute& route) { return dynamic_cast<FlexRoute&>(route); }
 
+  // Returns RankChoices::count_2N of tokens whose K experts are any of the E, with equal
+  // probability. A token passes a rank by if it chooses K times among the other ranks' experts.
+  std::vector<int32_t> even_counts(const FlexRoute& r) const {
+    const int64_t ranks = comm_->ranks(), E = comm_->experts(), here = comm_->experts_here(),
+                  K = r.choices / std::max<int64_t>(1, r.tokens);
+    double passes = 1;
+    for (int64_t k = 0; k < K; ++k)
+      passes *= double(std::max<int64_t>(0, E - here - k)) / double(E - k);
+    std::vector<int32_t> counts =
+        even_parts(std::llround(double(r.tokens * ranks) * (1 - passes)), ranks, r.tokens);
+    const std::vector<int32_t> choices = even_parts(r.choices, ranks);
+    counts.insert(counts.end(), choices.begin(), choices.end());
+    return counts;
+  }
+
   // Waits for the counts of the rows that travel, and of the rows of this rank's experts.
   void read(Step& step, FlexRoute& r) const {
-    const std::vector<int32_t> counts = comm_->read_counts(step, r.counts);
+    const std::vector<int32_t> counts =
+        comm_->read_counts(step, r.counts, [&] { return even_counts(r); });
     r.counts = {};
     const int64_t ranks = comm_->ranks(), own = comm_->rank();
     const auto of_rank = [&](int64_t from, int64_t i) {
