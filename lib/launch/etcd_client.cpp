@@ -3,6 +3,7 @@
 #include <netdb.h>
 #include <sys/socket.h>
 #include <unistd.h>
+#include <algorithm>
 #include <charconv>
 #include <chrono>
 #include <memory>
@@ -63,12 +64,15 @@ std::unique_ptr<httplib::ClientImpl> client_of(const EtcdOptions& o,
   client->set_connection_timeout(kEtcdConnectTime);
   client->set_read_timeout(kEtcdAnswerTime);
   client->set_write_timeout(kEtcdAnswerTime);
+  client->set_keep_alive(true);
+  client->set_tcp_nodelay(true);
   return client;
 }
 
 std::string reason_of(httplib::Error error) {
   switch (error) {
     case httplib::Error::Connection: return "no connection";
+    case httplib::Error::ConnectionTimeout: return "no connection in time";
     case httplib::Error::Read: return "no answer to a request";
     case httplib::Error::SSLConnection: return "no connection by TLS";
     case httplib::Error::SSLLoadingCerts: return "the certificates of TLS cannot be read";
@@ -108,9 +112,27 @@ struct EtcdClient::Reply {
   }
 };
 
-EtcdClient::Reply EtcdClient::post(const EtcdOptions::Server& server, const std::string& path,
+EtcdClient::EtcdClient(EtcdOptions options)
+    : o_(std::move(options)), connections_(o_.servers.size()) {}
+EtcdClient::~EtcdClient() = default;
+
+// A server may have closed a connection that was not used for a while. All requests may be sent
+// twice: an attempt whose answer is lost looks the same.
+EtcdClient::Reply EtcdClient::post(size_t server, const std::string& path,
                                    const std::string& body) {
-  const auto client = client_of(o_, server);
+  auto& connection = connections_[server];
+  if (!connection) connection = client_of(o_, o_.servers[server]);
+  const bool is_old = connection->is_socket_open() != 0;
+  const auto began = std::chrono::steady_clock::now();
+  Reply reply = post_once(server, path, body);
+  if (reply.status != 0 || !is_old || std::chrono::steady_clock::now() - began > kEtcdConnectTime)
+    return reply;
+  return post_once(server, path, body);
+}
+
+EtcdClient::Reply EtcdClient::post_once(size_t at, const std::string& path,
+                                        const std::string& body) {
+  const EtcdOptions::Server& server = o_.servers[at];
   const auto deadline = std::chrono::steady_clock::now() + kEtcdWholeAnswer;
   Reply reply;
   httplib::Request request;
@@ -131,7 +153,7 @@ EtcdClient::Reply EtcdClient::post(const EtcdOptions::Server& server, const std:
     reply.body.append(data, bytes);
     return true;
   };
-  const auto result = client->send(request);
+  const auto result = connections_[at]->send(request);
   // The gateway ends its errors with trailers, which the library cannot read: the error is
   // complete.
   if (!result && (reply.status == 0 || reply.status == kHttpOk)) {
@@ -155,7 +177,7 @@ EtcdClient::Reply EtcdClient::post_to_any(const std::string& path, const std::st
   std::vector<std::string> reasons;
   for (size_t i = 0; i < o_.servers.size(); ++i) {
     const size_t at = (server_ + i) % o_.servers.size();
-    Reply reply = post(o_.servers[at], path, body);
+    Reply reply = post(at, path, body);
     // A server that is about to end, or cannot reach the others of its cluster, answers 5xx.
     if (reply.status != 0 && reply.status < 500) {
       server_ = at;
@@ -245,6 +267,11 @@ int64_t EtcdClient::grant(int seconds) {
 bool EtcdClient::keep_alive(int64_t lease) {
   const json reply = call("lease/keepalive", {{"ID", std::to_string(lease)}});
   return reply.is_object() && reply.contains("result") && etcd_number(reply["result"], "TTL") > 0;
+}
+
+std::chrono::seconds EtcdClient::time_to_live(int64_t lease) {
+  const json reply = call("lease/timetolive", {{"ID", std::to_string(lease)}});
+  return std::chrono::seconds(std::max<int64_t>(0, etcd_number(reply, "TTL")));
 }
 
 void EtcdClient::revoke(int64_t lease) { call("lease/revoke", {{"ID", std::to_string(lease)}}); }

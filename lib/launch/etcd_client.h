@@ -1,14 +1,21 @@
 // A client of etcd, version 3, through the JSON gateway that every etcd server has.
 #pragma once
+#include <chrono>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <nlohmann/json_fwd.hpp>
 
 #include "base/error.h"
 #include "launch/etcd_options.h"
+
+namespace httplib {
+class ClientImpl;
+}
 
 namespace mtrain::launch {
 
@@ -22,7 +29,8 @@ struct EtcdEntry {
 // and UserError if one refuses this user, or is not an etcd of version 3.
 class EtcdClient {
  public:
-  explicit EtcdClient(EtcdOptions options) : o_(std::move(options)) {}
+  explicit EtcdClient(EtcdOptions options);
+  ~EtcdClient();
   EtcdClient(const EtcdClient&) = delete;
   EtcdClient& operator=(const EtcdClient&) = delete;
 
@@ -36,7 +44,8 @@ class EtcdClient {
 
   // Keys that are set with a lease vanish when it expires.
   int64_t grant(int seconds);
-  bool keep_alive(int64_t lease);  // false: it has expired
+  bool keep_alive(int64_t lease);                    // false: it has expired
+  std::chrono::seconds time_to_live(int64_t lease);  // full seconds; 0: it has expired
   void revoke(int64_t lease);
 
   std::string where() const;  // the servers, for messages
@@ -45,15 +54,17 @@ class EtcdClient {
 
  private:
   struct Reply;
-  Reply post(const EtcdOptions::Server& server, const std::string& path, const std::string& body);
+  Reply post(size_t server, const std::string& path, const std::string& body);
+  Reply post_once(size_t server, const std::string& path, const std::string& body);
   Reply post_to_any(const std::string& path, const std::string& body);
   nlohmann::json call(const std::string& path, const nlohmann::json& request);
   void authenticate();
   [[noreturn]] void refuse(const Reply& reply) const;
 
   const EtcdOptions o_;
-  std::mutex mutex_;
-  size_t server_ = 0;       // the one that has answered last
+  std::mutex mutex_;                                               // of the members below
+  std::vector<std::unique_ptr<httplib::ClientImpl>> connections_;  // to the servers; null: none yet
+  size_t server_ = 0;                                              // the one that has answered last
   std::string auth_token_;  // that etcd has issued for the user
 };
 

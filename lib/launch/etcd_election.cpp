@@ -12,7 +12,9 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kRenewEvery = 2s;  // several attempts fit into a lease
+constexpr auto kRenewEvery = 1s;  // many attempts fit into a lease
+// A leader that has not renewed its lease for this long is not at work, or does not reach etcd.
+constexpr auto kNotRenewed = 2s;
 
 }  // namespace
 
@@ -62,6 +64,18 @@ bool EtcdElection::campaign(const LeaderRecord& record) {
   leads_ = answers_ = true;
   ends_ = false;
   keeper_ = std::thread([this] { keep(); });
+  return true;
+}
+
+// A launcher that is deposed although it is alive notices that its lease is gone when it renews it,
+// or wants to record a round. It leads again unless another one does.
+bool EtcdElection::depose(const std::string& id) {
+  const auto entry = client_.get(leader_key_);
+  const auto record = entry ? parse_leader(entry->value) : std::nullopt;
+  if (!record || record->id != id || entry->lease == 0) return false;
+  // etcd says how many full seconds are left.
+  if (client_.time_to_live(entry->lease) >= kLease - kNotRenewed) return false;
+  client_.revoke(entry->lease);
   return true;
 }
 

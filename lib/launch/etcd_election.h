@@ -34,6 +34,10 @@ class EtcdElection {
   std::optional<RoundFacts> facts();
   // Tries once to become the leader. Returns false if another launcher leads.
   bool campaign(const LeaderRecord& record);
+  // Ends the lead of the launcher `id`, whose process seems to have ended: sooner than its lease
+  // expires, and with the same effect. Returns false if it does not lead, or still renews its
+  // lease.
+  bool depose(const std::string& id);
   // Changes the own record. Returns false if this launcher does not lead any more.
   bool publish(const LeaderRecord& record);
 

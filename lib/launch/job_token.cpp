@@ -4,6 +4,7 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
@@ -14,6 +15,7 @@
 
 #include "base/error.h"
 #include "base/strings.h"
+#include "launch/end_signals.h"
 
 namespace mtrain::launch {
 
@@ -66,6 +68,23 @@ bool is_file_at(int fd, const fs::path& path) {
          own.st_dev == at_path.st_dev && own.st_ino == at_path.st_ino;
 }
 
+// The shared file of this process, for signal handlers.
+constexpr size_t kMaxPath = 4096;
+char g_own_file[kMaxPath];
+std::atomic<int> g_own_lock = -1;  // -1: there is none
+
+void note_own_file(int lock, const fs::path& path) {
+  if (path.native().size() >= kMaxPath) return;
+  std::memcpy(g_own_file, path.c_str(), path.native().size() + 1);
+  g_own_lock = lock;
+}
+
+void end_by_signal(int signal) {
+  remove_own_token_file();
+  ::signal(signal, SIG_DFL);
+  raise(signal);  // arrives when this function returns
+}
+
 // Returns nothing if the file does not have 64 digits (yet).
 std::optional<Token> read_token(int fd) {
   char text[200];
@@ -74,6 +93,31 @@ std::optional<Token> read_token(int fd) {
 }
 
 }  // namespace
+
+void remove_own_token_file() noexcept {
+  const int lock = g_own_lock.exchange(-1);
+  struct stat own {};
+  struct stat at_path {};
+  if (lock >= 0 && fstat(lock, &own) == 0 && lstat(g_own_file, &at_path) == 0 &&
+      own.st_dev == at_path.st_dev && own.st_ino == at_path.st_ino)
+    unlink(g_own_file);
+}
+
+TokenFileGuard::TokenFileGuard() {
+  for (const int s : kEndSignals) {
+    struct sigaction now {};
+    if (sigaction(s, nullptr, &now) != 0 || now.sa_handler != SIG_DFL) continue;
+    now.sa_handler = end_by_signal;
+    sigaction(s, &now, nullptr);
+  }
+}
+
+TokenFileGuard::~TokenFileGuard() {
+  for (const int s : kEndSignals) {
+    struct sigaction now {};
+    if (sigaction(s, nullptr, &now) == 0 && now.sa_handler == end_by_signal) ::signal(s, SIG_DFL);
+  }
+}
 
 void hide_token_variable() { unsetenv(kTokenVariable); }
 
@@ -157,7 +201,8 @@ void JobToken::make_shared_file(const Job& job, bool replaces) {
     }
     if ((locked || in_use) && !is_file_at(old.fd, shared_)) continue;
     if (!none) unlink(shared_.c_str());
-    if (!needed || write_shared_file()) return;
+    if (!needed) return;
+    if (write_shared_file()) return note_own_file(lock_, shared_);
   }
   throw UserError(fmt::format("the token file {} cannot be replaced", shared_.string()), hint());
 }
@@ -202,6 +247,8 @@ bool JobToken::write_shared_file() {
 
 void JobToken::remove_shared_file() {
   if (lock_ < 0) return;
+  int own = lock_;
+  g_own_lock.compare_exchange_strong(own, -1);
   // A later job may have replaced the file if the file system has no locks.
   if (is_file_at(lock_, shared_)) unlink(shared_.c_str());
   close(std::exchange(lock_, -1));

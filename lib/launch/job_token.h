@@ -24,6 +24,19 @@ Token read_token_file(const std::filesystem::path& path);
 // Reads the first line of a user's file with a password, which must be as private as a token file.
 std::string read_password_file(const std::filesystem::path& path);
 
+// Removes the shared file that this process has made, if there is one. Async-signal-safe: for a
+// signal handler that ends the process.
+void remove_own_token_file() noexcept;
+
+// While it lives, a signal of end_signals.h that would end this process removes that file first.
+class TokenFileGuard {
+ public:
+  TokenFileGuard();
+  ~TokenFileGuard();
+  TokenFileGuard(const TokenFileGuard&) = delete;
+  TokenFileGuard& operator=(const TokenFileGuard&) = delete;
+};
+
 class JobToken {
  public:
   // `shared` is the file in which rank 0 passes the token to the others if the user names none.

@@ -13,9 +13,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using namespace std::chrono_literals;
 
-constexpr auto kCallTime = 5s;     // for an answer of the store
-constexpr auto kConnectTime = 1s;  // the destructor may have to wait for it
-constexpr auto kNewsTime = 60s;    // then the reader connects again
+constexpr auto kCallTime = 5s;                         // for an answer of the store
+constexpr auto kConnectTime = LauncherLink::kRefused;  // the destructor may have to wait for it
+constexpr auto kNewsTime = 60s;                        // then the reader connects again
 constexpr auto kRetryTime = 100ms;
 
 }  // namespace
@@ -80,7 +80,14 @@ bool LauncherLink::has_connected() {
 std::string LauncherLink::lost() {
   const std::lock_guard lock(mutex_);
   if (error_) std::rethrow_exception(error_);
-  return lost_;
+  // A leader that has announced the end of the job may be gone.
+  const bool is_over = !news_.empty() && news_.back().kind == LauncherNews::Kind::over;
+  return is_over ? "" : lost_;
+}
+
+bool LauncherLink::is_leader_dead() {
+  const std::lock_guard lock(mutex_);
+  return dead_;
 }
 
 bool LauncherLink::pause(std::chrono::milliseconds time) {
@@ -120,6 +127,7 @@ void LauncherLink::write_notes() {
       note = note_;
     }
     std::string why;
+    bool is_dead = false;
     try {
       if (!store) store = connect(notes_store_);
       store->set(note_key(note), text_of(note));
@@ -127,6 +135,9 @@ void LauncherLink::write_notes() {
       const std::lock_guard lock(mutex_);
       connected_ = true;
       continue;
+    } catch (const store::NobodyListensError& e) {
+      why = e.message();
+      is_dead = has_connected();
     } catch (const CommError& e) {
       store.reset();
       why = e.message();
@@ -140,7 +151,8 @@ void LauncherLink::write_notes() {
       dirty_ = true;
       // Not since the last answer: this process may have been stopped.
       if (!failing_since) failing_since = Clock::now();
-      if (Clock::now() - *failing_since > patience) lost_ = why;
+      if (is_dead || Clock::now() - *failing_since > patience) lost_ = why;
+      dead_ = is_dead;
       if (error_ || !lost_.empty()) break;
     }
     if (!pause(kRetryTime)) return;
@@ -170,6 +182,7 @@ void LauncherLink::read_news() {
       notify();
       if (last) return;
     } catch (const CommError&) {
+      if (store) change([](LauncherNote&) {});  // the other thread finds out now what is lost
       store.reset();
       if (!pause(kRetryTime)) return;
     } catch (const std::exception&) {

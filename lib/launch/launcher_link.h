@@ -24,6 +24,9 @@ class LauncherLink {
   // After this time, in which nothing was answered, the leader is gone. It begins with the first
   // attempt that fails: at once if nobody listens, 5 s later if the leader is stopped.
   static constexpr std::chrono::seconds kLeaderLease{10};
+  // The leader's process has ended if its host refuses connections for this long, where there was
+  // one. A leader that is stopped refuses none.
+  static constexpr std::chrono::seconds kRefused{1};
 
   struct Options {
     store::StoreAddress at;  // its token is that of find_token()
@@ -50,6 +53,7 @@ class LauncherLink {
   // Returns why the leader cannot be reached; "" while it can, or may still. Throws what has
   // refused this launcher.
   std::string lost();
+  bool is_leader_dead();  // its process has ended; it is lost, too
 
  private:
   void write_notes();
@@ -64,7 +68,7 @@ class LauncherLink {
   std::mutex mutex_;
   std::condition_variable changed_;
   LauncherNote note_;
-  bool dirty_ = true, ends_ = false, connected_ = false;
+  bool dirty_ = true, ends_ = false, connected_ = false, dead_ = false;
   std::deque<LauncherNews> news_;
   std::string lost_;
   std::exception_ptr error_;

@@ -24,8 +24,8 @@ std::string json_text(const json& j) {
   return j.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
-std::string bounded_text(std::string_view text) {
-  return std::string(text.substr(0, kMaxNoteText));
+std::string bounded_text(std::string_view text, size_t most = kMaxNoteText) {
+  return std::string(text.substr(0, most));
 }
 
 [[noreturn]] void refuse_note(const char* what) { throw UserError(what); }
@@ -70,16 +70,16 @@ const json& list_at(const json& j, const char* key) {
   return value;
 }
 
-json json_of(const std::optional<RoundCause>& cause) {
+json json_of(const std::optional<RoundCause>& cause, size_t most = kMaxNoteText) {
   if (!cause) return nullptr;
   return {{"weight", cause->weight},
           {"exit_code", cause->exit_code},
           {"interrupted", cause->interrupted},
           {"step", cause->step},
           {"rank", cause->rank.value_or(-1)},
-          {"host", bounded_text(cause->host)},
-          {"message", bounded_text(cause->message)},
-          {"text", bounded_text(cause->text)}};
+          {"host", bounded_text(cause->host, most)},
+          {"message", bounded_text(cause->message, most)},
+          {"text", bounded_text(cause->text, most)}};
 }
 
 constexpr int64_t kAnyStep = int64_t(1) << 60;
@@ -213,24 +213,28 @@ bool is_of_other(const LauncherNews& news, const std::string& id) {
 }
 
 std::string note_key(const LauncherNote& note) {
-  return fmt::format("launcher/{}/{}", note.node, note.id);
+  return fmt::format("{}{}/{}", store::kNotes, note.node, note.id);
 }
 
 std::string news_key(int64_t number) { return fmt::format("{}{}", store::kNews, number); }
 
 std::string text_of(const LauncherNote& n) {
-  return json_text({{"id", n.id},
-                    {"host", bounded_text(n.host)},
-                    {"node", n.node},
-                    {"ranks", n.ranks},
-                    {"beat", n.beat},
-                    {"state", kStateWords[size_t(n.state)]},
-                    {"round", n.round},
-                    {"well", n.well},
-                    {"signal", n.signal},
-                    {"second", n.second},
-                    {"straggler", n.straggler.value_or(-1)},
-                    {"cause", json_of(n.cause)}});
+  // JSON may need several bytes for a character.
+  for (size_t most = kMaxNoteText;; most /= 2) {
+    std::string text = json_text({{"id", n.id},
+                                  {"host", bounded_text(n.host, most)},
+                                  {"node", n.node},
+                                  {"ranks", n.ranks},
+                                  {"beat", n.beat},
+                                  {"state", kStateWords[size_t(n.state)]},
+                                  {"round", n.round},
+                                  {"well", n.well},
+                                  {"signal", n.signal},
+                                  {"second", n.second},
+                                  {"straggler", n.straggler.value_or(-1)},
+                                  {"cause", json_of(n.cause, most)}});
+    if (text.size() <= store::kMaxNoteBytes || most == 0) return text;
+  }
 }
 
 std::string text_of(const LauncherNews& n) {

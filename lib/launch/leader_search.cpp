@@ -1,6 +1,8 @@
 #include "launch/leader_search.h"
 
 #include <algorithm>
+#include <cmath>
+#include <random>
 #include <utility>
 
 #include "base/error.h"
@@ -29,11 +31,20 @@ bool is_loopback_address(const std::string& address) {
 
 }  // namespace
 
-LeaderSearch::LeaderSearch(const AgentOptions& o, JobState& job)
-    : o_(o), job_(job), election_(*o.etcd, o.run_id, job.id) {}
+std::chrono::milliseconds search_pause(int looks) {
+  constexpr std::chrono::duration<double, std::milli> kFirst = 300ms, kLongest = 2s;
+  static thread_local std::minstd_rand random(std::random_device{}());
+  const auto full = std::min(kLongest, kFirst * std::pow(1.2, looks));
+  return std::chrono::duration_cast<std::chrono::milliseconds>(
+      full * std::uniform_real_distribution<>(0.7, 1.0)(random));
+}
+
+LeaderSearch::LeaderSearch(const AgentOptions& o, JobState& job,
+                           std::function<Clock::time_point()> now)
+    : o_(o), job_(job), now_(std::move(now)), election_(*o.etcd, o.run_id, job.id) {}
 
 std::chrono::steady_clock::duration LeaderSearch::waited() const {
-  return since_ ? Clock::now() - *since_ : Clock::duration(0);
+  return since_ ? now_() - *since_ : Clock::duration(0);
 }
 
 void LeaderSearch::answered() {
@@ -45,7 +56,8 @@ void LeaderSearch::answered() {
 
 void LeaderSearch::lost() {
   lost_ = leader_.id;
-  lost_at_ = Clock::now();
+  lost_at_ = now_();
+  is_dead_ = false;
   if (!std::exchange(has_answered_, false) && !is_guess_)
     unanswered_ =
         fmt::format("host {} ({}), whose launcher leads the job, does not answer at {}:{}",
@@ -74,7 +86,7 @@ void LeaderSearch::finish(int code) {
 }
 
 std::optional<LeaderSearch::Found> LeaderSearch::look() {
-  if (!since_) since_ = Clock::now();
+  if (!since_) since_ = now_();
   awaited_ = o_.is_elastic() ? "no launcher leads the job"
                              : "no launcher of host 0, which leads the job, has started";
   std::optional<Found> found;
@@ -116,8 +128,9 @@ void LeaderSearch::check_time() {
 }
 
 std::optional<LeaderSearch::Found> LeaderSearch::look_at_etcd() {
-  const auto leader = election_.leader();
+  auto leader = election_.leader();
   if (!leader || leader->id != lost_) unanswered_.clear();
+  if (leader && leader->id == lost_ && is_dead_ && election_.depose(lost_)) leader.reset();
   if (!leader) return try_to_lead();
   if (!may_follow(*leader)) return std::nullopt;
   leader_ = *leader;
@@ -127,15 +140,14 @@ std::optional<LeaderSearch::Found> LeaderSearch::look_at_etcd() {
 bool LeaderSearch::may_follow(const LeaderRecord& leader) {
   // The own record is one that could not be withdrawn; it expires.
   if (leader.port == 0 || leader.id == job_.id) return false;
-  if (leader.id == lost_ && Clock::now() - lost_at_ < kSameLeader) return false;
+  if (leader.id == lost_ && now_() - lost_at_ < kSameLeader) return false;
   job_.store.follow(leader.address, leader.port);
   if (job_.store.fingerprint() == leader.job_token) {
     other_token_since_.reset();
     return true;
   }
-  if (!other_token_since_) other_token_since_ = Clock::now();
-  if (job_.store.token_may_change() && Clock::now() - *other_token_since_ < kSameToken)
-    return false;
+  if (!other_token_since_) other_token_since_ = now_();
+  if (job_.store.token_may_change() && now_() - *other_token_since_ < kSameToken) return false;
   throw UserError(
       fmt::format("the job `{}` that host {} ({}) leads has a different token from this launcher",
                   o_.run_id, leader.node, leader.host),

@@ -1,6 +1,7 @@
 // Finds the launcher that leads a job whose launchers elect one, or makes this launcher the leader.
 #pragma once
 #include <chrono>
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -10,9 +11,16 @@
 
 namespace mtrain::launch {
 
+// Returns how long to wait after so many looks: longer each time, since many hosts may search for a
+// long time. Hosts that have noticed a loss at the same time do not look at the same time.
+std::chrono::milliseconds search_pause(int looks);
+
 class LeaderSearch {
  public:
-  LeaderSearch(const AgentOptions& options, JobState& job);
+  using Clock = std::chrono::steady_clock;
+
+  LeaderSearch(const AgentOptions& options, JobState& job,
+               std::function<Clock::time_point()> now = Clock::now);
 
   // What a look at etcd has led to.
   struct Found {
@@ -27,6 +35,8 @@ class LeaderSearch {
   // Records that the launcher that was found does not answer, or that it has answered.
   void lost();
   void answered();
+  // Records that the process of the launcher that was lost has ended.
+  void ended() { is_dead_ = true; }
   // Records a round that begins, and whether this host has ranks in it.
   void remember(const LauncherNews& round, bool has_ranks);
   // For the launcher that leads: records the end of the job.
@@ -38,11 +48,9 @@ class LeaderSearch {
   bool is_retry() const { return leader_.id == lost_; }
   EtcdElection& election() { return election_; }
   // Since the search began, or since a leader has answered.
-  std::chrono::steady_clock::duration waited() const;
+  Clock::duration waited() const;
 
  private:
-  using Clock = std::chrono::steady_clock;
-
   std::optional<Found> look_at_etcd();
   bool may_follow(const LeaderRecord& leader);
   std::optional<Found> try_to_lead();
@@ -54,6 +62,7 @@ class LeaderSearch {
 
   const AgentOptions& o_;
   JobState& job_;
+  const std::function<Clock::time_point()> now_;
   EtcdElection election_;
   LeaderRecord leader_;  // that was found last
   std::string lost_;     // its id, if it does not answer
@@ -68,6 +77,7 @@ class LeaderSearch {
   bool has_answered_ = false;  // this leader
   bool has_joined_ = false;    // any leader has answered
   bool has_ranks_ = false, is_guess_ = false;
+  bool is_dead_ = false;  // the process of lost_
 };
 
 }  // namespace mtrain::launch

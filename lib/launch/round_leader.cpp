@@ -1,13 +1,10 @@
 #include "launch/round_leader.h"
 
 #include <algorithm>
-#include <cctype>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "launch/agent.h"
-#include "launch/end_signals.h"
 
 namespace mtrain::launch {
 
@@ -18,45 +15,7 @@ using namespace std::chrono_literals;
 constexpr auto kLongRound = 60s;  // after this time a start counts as successful
 constexpr int kUserMistake = 2;   // exit code
 
-// Process numbers and times differ between two failures that are alike.
-std::string without_digits(std::string text) {
-  std::erase_if(text, [](unsigned char c) { return std::isdigit(c); });
-  return text;
-}
-
-bool are_alike(const RoundCause& a, const RoundCause& b) {
-  return a.rank && a.rank == b.rank && a.step > 0 && a.step == b.step &&
-         without_digits(a.message) == without_digits(b.message);
-}
-
-std::string host_text(const LauncherNote& n) { return fmt::format("host {} ({})", n.node, n.host); }
-
-std::string line_of(const std::string& text) { return "mtrain-launch: " + text; }
-
 }  // namespace
-
-std::vector<RoundMember> members_of_round(const std::vector<LauncherNote>& hosts,
-                                          const LeaderOptions& options) {
-  // The leader's host serves the store, and rank 0 is there.
-  const auto leader = std::ranges::find(hosts, options.leader, &LauncherNote::node);
-  if (leader == hosts.end() || int(hosts.size()) < options.min_nodes) return {};
-  int ranks = 0;
-  for (const LauncherNote& h : hosts) ranks += h.ranks;
-  int left = options.largest_world(ranks);
-  if (left <= 0) return {};
-  std::vector<LauncherNote> ordered(hosts);
-  std::rotate(ordered.begin(), ordered.begin() + (leader - hosts.begin()),
-              ordered.begin() + (leader - hosts.begin()) + 1);
-  std::vector<RoundMember> members;
-  int first = 0;
-  for (const LauncherNote& h : ordered) {
-    const int own = std::min(left, h.ranks);
-    members.push_back({.node = h.node, .id = h.id, .first_rank = first, .ranks = own});
-    first += own;
-    left -= own;
-  }
-  return members;
-}
 
 RoundLeader::RoundLeader(LeaderOptions options, const RoundFacts& before)
     : o_(std::move(options)),
@@ -64,15 +23,12 @@ RoundLeader::RoundLeader(LeaderOptions options, const RoundFacts& before)
       round_(before.round),
       members_(before.members),
       proven_(before.proven.begin(), before.proven.end()),
-      counted_from_(before.counted_from),
-      began_with_(before.began_with),
-      restarts_(before.restarts),
-      failures_(before.failures),
+      restarts_(o_.max_restarts),
       continues_(true) {
+  restarts_.begin_with(before);
   if (before.leader.empty()) {  // nothing is lost
     ++round_;
     members_.clear();
-    restarts_ = failures_ = 0;
     return;
   }
   for (const RoundMember& m : members_)
@@ -116,6 +72,12 @@ void RoundLeader::update(const std::map<std::string, SeenLauncher>& launchers,
     // A launcher that was slow has heard that its round has ended, and waits for another one.
     l.lost = now - l.changed > kLease || now - l.connected > kReconnect;
   }
+  // The store forgets those that left long ago.
+  for (auto& [key, l] : launchers_) l.lost = l.lost || !launchers.contains(key);
+  std::erase_if(launchers_, [&](const auto& entry) {
+    const auto& [key, l] = entry;
+    return !launchers.contains(key) && !has_place(l) && std::ranges::count(failed_, key) == 0;
+  });
 }
 
 void RoundLeader::refuse(Launcher& l, int code, const std::string& why, const char* hint) {
@@ -203,10 +165,10 @@ void RoundLeader::admit() {
 LauncherNews RoundLeader::start_news() const {
   return {.kind = LauncherNews::Kind::run,
           .round = round_,
-          .restarts_left = restarts_left(),
+          .restarts_left = restarts_.left(),
           .id = {},
           .job = job_,
-          .counted_from = counted_from_,
+          .counted_from = restarts_.counted_from(),
           .cause = {},
           .lines = {}};
 }
@@ -214,7 +176,7 @@ LauncherNews RoundLeader::start_news() const {
 std::vector<LauncherNote> RoundLeader::alive() const {
   std::vector<LauncherNote> notes;
   for (const auto& [key, l] : launchers_)
-    if (!l.lost && !l.refused && !slow_.contains(l.note.id)) notes.push_back(l.note);
+    if (!l.lost && !l.refused && !changes_.leaves_out(l.note.id)) notes.push_back(l.note);
   std::ranges::stable_sort(notes, {}, &LauncherNote::node);
   // The second one of a number is about to be refused, or the first one about to be lost.
   const auto same = std::ranges::unique(notes, {}, &LauncherNote::node);
@@ -235,8 +197,7 @@ void RoundLeader::gather(Clock::time_point now) {
   if (!gathers_since_) gathers_since_ = now;
   std::vector<LauncherNote> hosts = alive();
   std::vector<RoundMember> members = members_of_round(hosts, o_);
-  if (members.empty() && !slow_.empty()) {  // a slow host is better than none
-    slow_.clear();
+  if (members.empty() && changes_.use_slow_hosts()) {  // a slow host is better than none
     hosts = alive();
     members = members_of_round(hosts, o_);
   }
@@ -277,18 +238,16 @@ bool RoundLeader::is_complete(const std::vector<LauncherNote>& hosts, Clock::tim
 }
 
 RoundFacts RoundLeader::facts() const {
-  const std::optional<int64_t> checkpoint = o_.newest_checkpoint();
-  return {.leader = {},
-          .leader_host = {},
-          .leader_node = o_.leader,
-          .job = job_,
-          .round = round_,
-          .members = members_,
-          .counted_from = round_ == 0 ? checkpoint.value_or(-1) : counted_from_,
-          .began_with = checkpoint,
-          .restarts = restarts_,
-          .failures = failures_,
-          .proven = {proven_.begin(), proven_.end()}};
+  RoundFacts facts{.leader = {},
+                   .leader_host = {},
+                   .leader_node = o_.leader,
+                   .job = job_,
+                   .round = round_,
+                   .members = members_,
+                   .began_with = {},
+                   .proven = {proven_.begin(), proven_.end()}};
+  restarts_.write(facts, o_.newest_checkpoint());
+  return facts;
 }
 
 // Returns whether the round is recorded, and may begin.
@@ -342,16 +301,13 @@ void RoundLeader::abandon() {
 
 void RoundLeader::begin_round(std::vector<RoundMember> members, Clock::time_point now) {
   members_ = std::move(members);
-  began_with_ = o_.newest_checkpoint();
-  if (round_ == 0) counted_from_ = began_with_.value_or(-1);
+  restarts_.begin_round(round_, o_.newest_checkpoint());
+  changes_.begin_round();
   phase_ = Phase::running;
   round_began_ = now;
   failed_.clear();
   gone_.clear();
-  planned_ = told_to_wait_ = false;
-  slow_ranks_.clear();
-  replaced_after_.reset();
-  joins_after_.reset();
+  told_to_wait_ = false;
   gathers_since_.reset();
   enough_since_.reset();
   admitted_.clear();
@@ -406,88 +362,21 @@ void RoundLeader::watch(Clock::time_point now) {
           ? o_.max_nodes
           : std::ranges::count_if(members_, [](const RoundMember& m) { return m.ranks > 0; });
   if (done >= needed) return give_up(0, {});
-  if (o_.elastic() && signal_ == 0) {
-    look_for_stragglers();
-    if (!planned_) look_for_joiners();
-  }
-  if (planned_) end_round(LauncherNews::Kind::kill, {}, now);
+  if (o_.elastic() && signal_ == 0) look_for_changes(now);
 }
 
-// A host that joins ends the round when nothing is lost: at a new checkpoint.
-void RoundLeader::look_for_joiners() {
-  const std::vector<LauncherNote> hosts = alive();
-  if (int(hosts.size()) > o_.max_nodes) return;
-  std::vector<std::string> names;
-  for (const LauncherNote& h : hosts)
-    if (std::ranges::none_of(members_, [&](const RoundMember& m) { return m.id == h.id; }))
-      names.push_back(host_text(h));
-  int world = 0;
-  if (!names.empty())
-    for (const RoundMember& m : members_of_round(hosts, o_)) world += m.ranks;
-  if (world <= world_) return joins_after_.reset();
-  const std::optional<int64_t> checkpoint = o_.newest_checkpoint();
-  if (!checkpoint) return;
-  if (!joins_after_) {
-    joins_after_ = checkpoint;
-    announce({.kind = LauncherNews::Kind::cause,
-              .round = round_,
-              .lines = {line_of(
-                  fmt::format("{} will join at the next checkpoint", fmt::join(names, ", ")))}});
-  }
-  if (*checkpoint <= *joins_after_) return;
-  planned_ = true;
-  announce({.kind = LauncherNews::Kind::cause,
-            .round = round_,
-            .lines = {line_of(fmt::format("{} join{} after the checkpoint of step {}",
-                                          fmt::join(names, ", "), names.size() == 1 ? "s" : "",
-                                          *checkpoint))}});
-}
-
-// A host with a rank that is too slow is replaced by spare ranks, at a new checkpoint.
-void RoundLeader::look_for_stragglers() {
-  for (const auto& [key, l] : launchers_) {
-    if (!is_member(l) || l.note.round != round_ || !l.note.straggler) continue;
-    const int rank = *l.note.straggler;
-    for (const RoundMember& m : members_)
-      if (rank >= m.first_rank && rank < m.first_rank + m.ranks && slow_ranks_.insert(rank).second)
-        replace_host(m, rank);
-  }
-  if (!replaced_after_) return;
-  const std::optional<int64_t> checkpoint = o_.newest_checkpoint();
-  if (!checkpoint || *checkpoint <= *replaced_after_) return;
-  planned_ = true;
-  announce({.kind = LauncherNews::Kind::cause,
-            .round = round_,
-            .lines = {line_of(fmt::format("a slow host is replaced after the checkpoint of step {}",
-                                          *checkpoint))}});
-}
-
-void RoundLeader::replace_host(const RoundMember& slow, int rank) {
-  std::vector<LauncherNote> others;
-  std::string host;
-  for (const LauncherNote& h : alive())
-    if (h.id == slow.id)
-      host = host_text(h);
-    else
-      others.push_back(h);
-  if (host.empty()) return;  // it is left out already
-  int world = 0;
-  for (const RoundMember& m : members_of_round(others, o_)) world += m.ranks;
-  std::string line;
-  if (world < world_) {
-    line = fmt::format("warning: rank {} on {} is too slow, and {}: the job continues with it",
-                       rank, host,
-                       slow.node == o_.leader ? "the launcher of this host leads the job"
-                                              : "no spare ranks can replace this host");
-  } else {
-    slow_.insert(slow.id);
-    if (!replaced_after_) replaced_after_ = o_.newest_checkpoint().value_or(-1);
-    line = fmt::format(
-        "rank {} on {} is too slow: spare ranks replace this host at the next "
-        "checkpoint",
-        rank, host);
-  }
-  announce({.kind = LauncherNews::Kind::cause, .round = round_, .lines = {line_of(line)}});
+void RoundLeader::look_for_changes(Clock::time_point now) {
+  std::vector<int> slow;
+  for (const auto& [key, l] : launchers_)
+    if (is_member(l) && l.note.round == round_ && l.note.straggler)
+      slow.push_back(*l.note.straggler);
+  const PlannedChanges::Round round{
+      .options = o_, .members = members_, .world = world_, .slow = slow, .hosts = [this] {
+        return alive();
+      }};
+  for (const std::string& text : changes_.look(round))
+    announce({.kind = LauncherNews::Kind::cause, .round = round_, .lines = {line_of(text)}});
+  if (changes_.are_due()) end_round(LauncherNews::Kind::kill, {}, now);
 }
 
 void RoundLeader::end_round(LauncherNews::Kind how, std::vector<std::string> lines,
@@ -508,7 +397,7 @@ bool RoundLeader::is_ready() const {
 void RoundLeader::await_end(Clock::time_point now) {
   record_failures();
   if (!is_ready() && now - ends_since_ < kUntilEnded) return;
-  if (!planned_) return decide(first_cause(), now);
+  if (!changes_.are_due()) return decide(first_cause(), now);
   // A failure at the same time does not matter: all ranks begin again.
   record_proven(now);
   begin_again(0s, now);
@@ -531,8 +420,6 @@ RoundCause RoundLeader::loss_of(const Launcher& l) const {
   return cause;
 }
 
-int RoundLeader::restarts_left() const { return std::max(0, o_.max_restarts - restarts_); }
-
 RoundCause RoundLeader::first_cause() const {
   std::optional<RoundCause> first;
   for (const std::string& key : failed_) {
@@ -551,9 +438,7 @@ RoundCause RoundLeader::first_cause() const {
 
 // Records the hosts of a round that has trained: it was long, or has saved a checkpoint.
 void RoundLeader::record_proven(Clock::time_point now) {
-  const std::optional<int64_t> checkpoint = o_.newest_checkpoint();
-  const bool saved = checkpoint && began_with_ && *checkpoint > *began_with_;
-  if (!saved && now - round_began_ < kLongRound) return;
+  if (!restarts_.has_saved(o_.newest_checkpoint()) && now - round_began_ < kLongRound) return;
   for (const RoundMember& m : members_)
     if (m.ranks > 0) proven_.insert(m.id);
 }
@@ -587,21 +472,6 @@ std::vector<RoundLeader::Launcher*> RoundLeader::newcomers_at_fault(const RoundC
   return found;
 }
 
-// Returns why the ranks are not restarted, as a line or an empty text; nothing if they are.
-std::optional<std::string> RoundLeader::why_no_restart(const RoundCause& cause) {
-  if (signal_ != 0 || cause.exit_code == kUserMistake) return "";
-  // While the folder cannot be read, nothing is known about new checkpoints.
-  const int64_t checkpoint = o_.newest_checkpoint().value_or(counted_from_);
-  if (checkpoint > counted_from_) restarts_ = 0;
-  counted_from_ = checkpoint;
-  if (restarts_ > 0 && before_ && are_alike(*before_, cause))
-    return line_of(fmt::format(
-        "rank {} has failed twice in the same way at step {}: the ranks are not restarted",
-        *cause.rank, cause.step));
-  before_ = cause;
-  return restarts_ >= o_.max_restarts ? std::optional<std::string>("") : std::nullopt;
-}
-
 void RoundLeader::decide(RoundCause cause, Clock::time_point now) {
   LauncherNews news{.kind = LauncherNews::Kind::cause, .round = round_};
   if (!cause.text.empty()) news.lines = {cause.text};
@@ -621,20 +491,20 @@ void RoundLeader::decide(RoundCause cause, Clock::time_point now) {
     announce(std::move(news));
     return begin_again(0s, now);
   }
-  if (const auto why = why_no_restart(cause)) {
+  const bool is_final = signal_ != 0 || cause.exit_code == kUserMistake;
+  if (const auto why = is_final ? std::optional<std::string>("")
+                                : restarts_.why_none(cause, o_.newest_checkpoint())) {
     announce(std::move(news));
     const bool ended = signal_ != 0 && (killed_ || cause.interrupted);
     return give_up(ended ? 128 + signal_ : cause.exit_code,
                    why->empty() ? std::vector<std::string>() : std::vector{*why});
   }
-  ++restarts_;
-  failures_ = now - round_began_ >= kLongRound ? 1 : failures_ + 1;
-  const auto delay = restart_delay(failures_);
+  const auto delay = restarts_.count(now - round_began_ >= kLongRound);
   news.restarts = true;
   news.delay_s = std::chrono::duration<double>(delay).count();
   news.lines.push_back(
-      line_of(fmt::format("restarting all ranks ({} of {}{}) {}", restarts_, o_.max_restarts,
-                          o_.elastic() ? " without a new checkpoint" : "",
+      line_of(fmt::format("restarting all ranks ({} of {}{}) {}", restarts_.made(),
+                          restarts_.most(), o_.elastic() ? " without a new checkpoint" : "",
                           news.delay_s > 0 ? fmt::format("in {:.3g} s", news.delay_s) : "now")));
   announce(std::move(news));
   begin_again(delay, now);

@@ -2,10 +2,8 @@
 
 #include <poll.h>
 #include <algorithm>
-#include <cmath>
 #include <memory>
 #include <optional>
-#include <random>
 #include <utility>
 
 #include "base/error.h"
@@ -24,8 +22,6 @@ using Clock = std::chrono::steady_clock;
 using namespace std::chrono_literals;
 
 constexpr auto kQuietWait = 5s;  // for host 0, before a line says so
-// A search looks again after these times, which grow: many hosts may wait for a long time.
-constexpr int kFirstPause = 300, kLongestPause = 2000;  // milliseconds
 // How long a launcher that got a signal waits for a leader that can end all hosts. The lease of a
 // lost leader begins again when etcd is restarted.
 constexpr auto kWaitToEnd = 30s;
@@ -53,13 +49,6 @@ LeaderOptions leader_options(const AgentOptions& o, const JobState& job,
   options.settle_fault = [election] { return election->fault(); };
   options.folder_held = o.run_folder_held;
   return options;
-}
-
-// Hosts that have noticed a loss at the same time do not ask at the same time.
-int search_pause(int looks) {
-  static thread_local std::minstd_rand random(std::random_device{}());
-  const double whole = std::min<double>(kLongestPause, kFirstPause * std::pow(1.2, looks));
-  return int(whole * std::uniform_real_distribution<>(0.7, 1.0)(random));
 }
 
 LauncherLink::Options link_options(const AgentOptions& o, const JobState& job,
@@ -150,10 +139,12 @@ class RoundsTogether {
   }
 
   void drop_leader() {
+    const bool is_dead = link_->is_leader_dead();
     job_.link = nullptr;
     link_.reset();
     leader_.reset();
     search_->lost();
+    if (is_dead) search_->ended();
   }
 
   // Makes the link to the launcher that leads, which may be this one. Returns the exit code if the
@@ -174,7 +165,7 @@ class RoundsTogether {
         return std::nullopt;
       }
       pollfd fd{job_.signals.fd(), POLLIN, 0};
-      poll(&fd, 1, search_pause(looks));
+      poll(&fd, 1, int(search_pause(looks).count()));
     }
   }
 
@@ -339,10 +330,12 @@ class RoundsTogether {
     else
       job_.console.say(fmt::format(
           "mtrain-launch: error: host 0 is gone: its launcher, which leads this job and serves its "
-          "store, has not answered for {} s: {}\n  hint: start all hosts again with "
-          "checkpoint.load=latest; with --rdzv_backend=etcd a job of MIN:MAX hosts also survives "
-          "the loss of host 0",
-          LauncherLink::kLeaderLease.count(), why));
+          "store, {}: {}\n  hint: start all hosts again with checkpoint.load=latest; with "
+          "--rdzv_backend=etcd a job of MIN:MAX hosts also survives the loss of host 0",
+          link_->is_leader_dead()
+              ? "has ended"
+              : fmt::format("has not answered for {} s", LauncherLink::kLeaderLease.count()),
+          why));
     return 1;
   }
 

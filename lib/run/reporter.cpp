@@ -100,7 +100,7 @@ void Reporter::record(int64_t step, const std::vector<observe::Metric>& metrics)
 }
 
 void Reporter::step(const train::StepStats& s, const StepFigures& figures) {
-  const double step_s = figures.step_s, rate = double(s.tokens) / step_s;
+  const double step_s = figures.step_s(), rate = double(s.tokens) / step_s;
   const double flops = trainer_.plan().token_cost.flops(s.mean_document_length);
   const double mfu = peak_flops_ > 0 ? rate * flops / (peak_flops_ * trainer_.world().size())
                                      : observe::StepProgress::kUnknown;
@@ -137,10 +137,10 @@ void Reporter::step(const train::StepStats& s, const StepFigures& figures) {
       {"grad_norm", double(s.grad_norm)},
       tokens_of_run(s, trainer_.plan()),
       {"total_steps", last},
-      {"step_ms", 1e3 * step_s},
+      {"step_ms", double(figures.step_ns) * 1e-6},
       {"tokens_per_s", rate},
       {"mfu", mfu > 1 ? observe::StepProgress::kUnknown : mfu},
-      {"memory_peak", memory.total().peak},
+      {"memory_peak", figures.memory},
       {"memory_peak.activations", memory.usage(device::MemoryCategory::activations).peak},
       {"memory_peak.buffers", memory.usage(device::MemoryCategory::buffers).peak},
       {"memory_planned", planned_memory(trainer_.plan())}};
@@ -255,7 +255,7 @@ void Reporter::add_communication(const StepFigures& figures, std::vector<observe
   if (!warm) return;
   starved_ns_ += figures.starved_ns;
   ++timed_steps_;
-  timed_ns_ += int64_t(figures.step_s * 1e9);
+  timed_ns_ += figures.step_ns;
 }
 
 void Reporter::validation(double loss, int64_t samples, bool best) {

@@ -8,6 +8,7 @@
 #include "base/ignore_sigpipe.h"
 #include "base/log.h"
 #include "base/pulse.h"
+#include "launch/job_token.h"
 #include "observe/progress.h"
 #include "run/early_end.h"
 #include "run/fault_injection.h"
@@ -25,6 +26,7 @@ namespace mtrain::run {
 void run_training(const plan::MeetingPlan& meeting, const std::function<RunPlan(Pulse&)>& make_plan,
                   const RunOptions& options) {
   const IgnoreSigpipe pipes;
+  const launch::TokenFileGuard token_file;
   const std::shared_ptr<Pulse> pulse = Pulse::of_process(options.job.rank);
   std::optional<observe::ProgressLine> screen;  // on one rank per host until ranks are connected
   if (options.job.rank == 0 || options.job.local_rank == 0) screen.emplace();

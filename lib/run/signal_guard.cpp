@@ -16,6 +16,7 @@
 #include "base/error.h"
 #include "base/terminal.h"
 #include "launch/end_signals.h"
+#include "launch/job_token.h"
 
 namespace mtrain::run {
 
@@ -76,6 +77,7 @@ void handle(int signal, siginfo_t* info, void*) {
                                                   milliseconds(now - last), from_keyboard))
     return;
   print(g_texts[g_text]);
+  launch::remove_own_token_file();
   _exit(128 + signal);
 }
 

@@ -42,7 +42,9 @@ void StepTimes::begin() {
 }
 
 StepFigures StepTimes::step(const train::StepStats& stats) {
-  StepFigures figures{.step_s = std::chrono::duration<double>(stats.ended - last_).count(),
+  const std::chrono::nanoseconds time = stats.ended - last_;
+  StepFigures figures{.step_ns = std::max<int64_t>(0, time.count()),
+                      .memory = trainer_.device().allocator().total().peak,
                       .timed = exposure_ && timed_};
   last_ = stats.ended;
   ++steps_;
@@ -93,9 +95,8 @@ void StepTimes::time_step(int64_t n, int64_t step) {
 }
 
 StepFigures::Largest StepTimes::largest(const StepFigures& own) const {
-  const auto all = trainer_.control().largest({std::max<int64_t>(0, int64_t(own.step_s * 1e9)),
-                                               trainer_.device().allocator().total().peak,
-                                               own.exposed_ns(), own.compute_ns});
+  const auto all =
+      trainer_.control().largest({own.step_ns, own.memory, own.exposed_ns(), own.compute_ns});
   return {.step_ns = all[0], .memory = all[1], .exposed_ns = all[2], .compute_ns = all[3]};
 }
 

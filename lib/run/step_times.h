@@ -17,13 +17,16 @@ namespace mtrain::run {
 
 // What a rank has measured of a step.
 struct StepFigures {
-  double step_s = 0;  // since the step before, or since the last pause
+  int64_t step_ns = 0;  // since the step before, or since the last pause
+  int64_t memory = 0;   // the largest since the process began, in bytes
+  double step_s() const { return double(step_ns) * 1e-9; }
   // The launches of the step were timed. The members below are empty otherwise.
   bool timed = false;
   observe::Exposure::ByKind communication;
   int64_t compute_ns = 0, starved_ns = 0;  // of the compute stream
   int64_t exposed_ns() const;              // communication during which the compute stream waits
-  // Over all ranks; all of them have the same.
+  // Over all ranks; all of them have the same. None is below the rank's own figure, since both are
+  // the same integers.
   struct Largest {
     comm::HostCollectives::Largest step_ns, memory, exposed_ns, compute_ns;
   };

@@ -19,7 +19,7 @@ using Clock = std::chrono::steady_clock;
 
 std::string reason() { return std::strerror(errno); }
 
-// Returns a connected socket, or -1.
+// Returns a connected socket, or -1. The error is ECONNREFUSED only if all addresses refuse.
 int try_connect(const std::string& host, uint16_t port, Clock::time_point deadline) {
   addrinfo hints{}, *found = nullptr;
   hints.ai_socktype = SOCK_STREAM;
@@ -33,10 +33,13 @@ int try_connect(const std::string& host, uint16_t port, Clock::time_point deadli
     errno = EADDRNOTAVAIL;
     return -1;
   }
-  int fd = -1;
+  int fd = -1, why = ECONNREFUSED;
   for (const addrinfo* a = found; a && fd < 0; a = a->ai_next) {
     fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd < 0) continue;
+    if (fd < 0) {
+      why = errno;
+      continue;
+    }
     int result = connect(fd, a->ai_addr, a->ai_addrlen);
     if (result < 0 && errno == EINPROGRESS) {
       const auto left =
@@ -50,13 +53,13 @@ int try_connect(const std::string& host, uint16_t port, Clock::time_point deadli
       errno = error;
     }
     if (result < 0) {
-      const int why = errno;
+      if (errno != ECONNREFUSED) why = errno;
       close(fd);
       fd = -1;
-      errno = why;
     }
   }
   freeaddrinfo(found);
+  errno = why;
   return fd;
 }
 
@@ -99,8 +102,9 @@ Store::Store(const StoreAddress& at, std::chrono::milliseconds to_connect,
              std::chrono::milliseconds timeout)
     : where_(fmt::format("{}:{}", at.host, at.port)), timeout_(timeout) {
   const auto deadline = Clock::now() + to_connect;
-  for (;;) {
+  for (bool is_refused = true;;) {
     fd_ = try_connect(at.host, at.port, deadline);
+    is_refused = is_refused && fd_ < 0 && errno == ECONNREFUSED;
     std::string why = fd_ < 0 ? reason() : "";
     auto pause = std::chrono::milliseconds(5);
     if (fd_ >= 0) {
@@ -125,11 +129,14 @@ Store::Store(const StoreAddress& at, std::chrono::milliseconds to_connect,
       close(fd_);
       fd_ = -1;
     }
-    if (Clock::now() + std::chrono::milliseconds(50) > deadline)
-      throw CommError(fmt::format("no rendezvous at {} after {:.3g} s: {}", where_,
-                                  std::chrono::duration<double>(to_connect).count(), why),
-                      "MASTER_ADDR and MASTER_PORT must name the host of rank 0, and rank 0 must "
-                      "have started");
+    if (Clock::now() + std::chrono::milliseconds(50) > deadline) {
+      why = fmt::format("no rendezvous at {} after {:.3g} s: {}", where_,
+                        std::chrono::duration<double>(to_connect).count(), why);
+      const char* const hint =
+          "MASTER_ADDR and MASTER_PORT must name the host of rank 0, and rank 0 must have started";
+      if (is_refused) throw NobodyListensError(why, hint);
+      throw CommError(why, hint);
+    }
     std::this_thread::sleep_for(pause);
   }
 }

@@ -73,13 +73,19 @@ class OldRoundError : public CommError {
   using CommError::CommError;
 };
 
+// Nobody listens at the address, as the system of a host that is alive has answered every time. A
+// server whose process is stopped listens on.
+class NobodyListensError : public CommError {
+  using CommError::CommError;
+};
+
 // A client of the store. Any thread may call it; calls take turns.
 class Store {
  public:
   // Tries until a server of this job answers that has reached the round of `at`. Throws CommError
-  // when the timeout has passed, OldRoundError at once if the server's round is a later one, and
-  // OtherJobError at once if the server is of another job. Calls have the same timeout unless
-  // `timeout` is given apart from `to_connect`.
+  // (or NobodyListensError) when the timeout has passed, OldRoundError at once if the server's
+  // round is a later one, and OtherJobError at once if the server is of another job. Calls have the
+  // same timeout unless `timeout` is given apart from `to_connect`.
   Store(const StoreAddress& at, std::chrono::milliseconds timeout) : Store(at, timeout, timeout) {}
   Store(const StoreAddress& at, std::chrono::milliseconds to_connect,
         std::chrono::milliseconds timeout);

@@ -49,6 +49,9 @@ constexpr int64_t kMaxMembers = 1 << 18;          // of a collection
 constexpr int64_t kLaunchers = -1;
 // Keys of the launchers' round that begin so are set by the server's own process alone.
 constexpr std::string_view kNews = "news/";
+// The keys that launchers set begin so. A connection sets one of them, its note, and gets news.
+constexpr std::string_view kNotes = "launcher/";
+constexpr size_t kMaxNoteKeyBytes = 1 << 10, kMaxNoteBytes = 64 << 10;
 
 // A value that a launcher has set, and whether the connection that set it still exists.
 struct LauncherValue {

@@ -50,9 +50,46 @@ void StoreTable::remove(Space& space, const std::string& key) {
   if (found == space.values.end()) return;
   space.bytes -= key.size() + value_of(*found->second).size();
   space.values.erase(found);
-  if (&space != &launchers_) return;
-  setters_.erase(key);
+}
+
+std::string StoreTable::set_note(StoreSession& session, const std::string& key,
+                                 std::string_view value) {
+  const bool is_own = session.note_.empty() || session.note_ == key;
+  if (!key.starts_with(kNotes) || !is_own) return "a launcher sets its own note alone";
+  if (key.size() > kMaxNoteKeyBytes || value.size() > kMaxNoteBytes)
+    return fmt::format("a note of more than {} bytes", kMaxNoteBytes);
+  if (!setters_.contains(key) && std::erase(left_, key) > 0) forget_note(key);
+  const auto found = launchers_.values.find(key);
+  const size_t before =
+      found == launchers_.values.end() ? 0 : key.size() + value_of(*found->second).size();
+  const auto bytes = [&] { return notes_bytes_ - before + key.size() + value.size(); };
+  while (bytes() > kMaxNotesBytes && !left_.empty()) forget_oldest_note();
+  if (bytes() > kMaxNotesBytes || !set(launchers_, key, value)) return kFull;
+  notes_bytes_ = bytes();
+  session.note_ = key;
+  setters_[key] = &session;
   launchers_changed_ = true;
+  return "";
+}
+
+void StoreTable::leave(const StoreSession& session) {
+  const auto setter = setters_.find(session.note_);
+  if (setter == setters_.end() || setter->second != &session) return;  // it has connected again
+  left_.push_back(setter->first);
+  setters_.erase(setter);
+  launchers_changed_ = true;
+  if (left_.size() > kMaxLeftNotes) forget_oldest_note();
+}
+
+void StoreTable::forget_oldest_note() {
+  const std::string key = std::move(left_.front());
+  left_.pop_front();
+  forget_note(key);
+}
+
+void StoreTable::forget_note(const std::string& key) {
+  notes_bytes_ -= key.size() + value_of(*launchers_.values.at(key)).size();
+  remove(launchers_, key);
 }
 
 std::map<std::string, LauncherValue> StoreTable::launcher_values() const {
@@ -157,9 +194,7 @@ void StoreTable::begin_round(int64_t round) {
 
 StoreSession::~StoreSession() {
   std::erase(table_.woken_, id_);
-  if (entered_ && round_ == kLaunchers)
-    table_.launchers_changed_ |=
-        std::erase_if(table_.setters_, [&](const auto& s) { return s.second == this; }) > 0;
+  table_.leave(*this);
   if (waits_ == Wait::round)
     std::erase_if(table_.early_, [&](const auto& early) { return early.second == this; });
   if (waits_ != Wait::key) return;
@@ -227,22 +262,24 @@ void StoreSession::serve_one(char operation, const std::string& key, std::string
   if (!entered_) return answer(kNone, "a request without a job and a round");
   if (round_ != kLaunchers && round_ != table_.round_)
     return answer(kOldRound, table_.outdated(round_));
-  serve_keys(table_.space_of(round_), operation, key, value);
+  if (round_ == kLaunchers)
+    serve_launcher(operation, key, value);
+  else
+    serve_keys(table_.ranks_, operation, key, value);
+}
+
+void StoreSession::serve_launcher(char operation, const std::string& key, std::string_view value) {
+  if (operation == kGet) return serve_keys(table_.launchers_, operation, key, value);
+  if (operation != kSet) return answer(kNone, "a launcher sets its note, and gets news");
+  const std::string refused = table_.set_note(*this, key, value);
+  answer(refused.empty() ? kAnswer : kNone, refused);
 }
 
 void StoreSession::serve_keys(StoreTable::Space& space, char operation, const std::string& key,
                               std::string_view value) {
   switch (operation) {
-    case kSet:
-      if (!may_set(key)) return answer(kNone, "a key of the leading launcher");
-      if (!table_.set(space, key, value)) return answer(kNone, kFull);
-      if (round_ == kLaunchers) {
-        table_.setters_[key] = this;
-        table_.launchers_changed_ = true;
-      }
-      return answer(kAnswer, "");
+    case kSet: return table_.set(space, key, value) ? answer(kAnswer, "") : answer(kNone, kFull);
     case kAdd: {
-      if (!may_set(key)) return answer(kNone, "a key of the leading launcher");
       const std::string sum = add(space, key, value);
       if (sum.empty()) return answer(kNone, "add() without a number");
       return table_.set(space, key, sum) ? answer(kAnswer, sum) : answer(kNone, kFull);
@@ -251,12 +288,8 @@ void StoreSession::serve_keys(StoreTable::Space& space, char operation, const st
       if (const auto found = space.values.find(key); found != space.values.end())
         return send(found->second);
       return wait_for(space, waiting_key(kGet, key));
-    case kRemove:
-      if (!may_set(key)) return answer(kNone, "a key of the leading launcher");
-      return table_.remove(space, key), answer(kAnswer, "");
-    case kFail:
-      if (round_ != kLaunchers) table_.fail_round(value);
-      return answer(kAnswer, space.failure);
+    case kRemove: return table_.remove(space, key), answer(kAnswer, "");
+    case kFail: return table_.fail_round(value), answer(kAnswer, space.failure);
     case kPut: {
       const auto [kind, text] = table_.put(space, key, value);
       return answer(kind, text);
@@ -268,10 +301,6 @@ void StoreSession::serve_keys(StoreTable::Space& space, char operation, const st
       return wait_for(space, waiting_key(kAll, key));
     case kMissing: return missing(space, key, value);
   }
-}
-
-bool StoreSession::may_set(std::string_view key) const {
-  return round_ != kLaunchers || !key.starts_with(kNews);
 }
 
 // The keys of earlier rounds are gone; a client of a later round waits until its round begins.

@@ -20,6 +20,8 @@ class StoreSession;
 class StoreTable {
  public:
   static constexpr size_t kMaxKeys = size_t(1) << 20, kMaxBytes = size_t(256) << 20;
+  // Notes of launchers leave room for the news. The newest ones of those that have left are kept.
+  static constexpr size_t kMaxNotesBytes = kMaxBytes / 2, kMaxLeftNotes = 1024;
 
   explicit StoreTable(const Token& token, std::string job = "", int64_t round = 0)
       : token_(token), job_(std::move(job)), round_(round) {}
@@ -63,6 +65,11 @@ class StoreTable {
 
   bool set(Space& space, const std::string& key, std::string_view value);  // false: it is full
   void remove(Space& space, const std::string& key);
+  // Returns why the session may not set its note so; "" if it has done so.
+  std::string set_note(StoreSession& session, const std::string& key, std::string_view value);
+  void leave(const StoreSession& session);  // its note stays
+  void forget_oldest_note();
+  void forget_note(const std::string& key);
   // Returns the answer to kPut, or the reason of a refusal.
   std::pair<char, std::string> put(Space& space, const std::string& key, std::string_view value);
   static bool has_room(const Space& space, size_t bytes);
@@ -78,6 +85,8 @@ class StoreTable {
   std::vector<std::pair<int64_t, StoreSession*>> early_;  // clients of later rounds
   // The session that has set a key of the launchers last, as long as it is connected.
   std::unordered_map<std::string, const StoreSession*> setters_;
+  std::deque<std::string> left_;  // the keys of the other notes, the oldest first
+  size_t notes_bytes_ = 0;        // of all notes and their keys
   bool launchers_changed_ = false;
   std::vector<int> woken_;
 };
@@ -119,7 +128,7 @@ class StoreSession {
                   std::string_view value);
   void enter(const std::string& job, std::string_view round);
   void wait_for(StoreTable::Space& space, const std::string& waited);
-  bool may_set(std::string_view key) const;
+  void serve_launcher(char operation, const std::string& key, std::string_view value);
   void missing(const StoreTable::Space& space, const std::string& key, std::string_view size);
   static std::string add(const StoreTable::Space& space, const std::string& key,
                          std::string_view value);
@@ -139,6 +148,7 @@ class StoreSession {
   size_t queued_ = 0;  // bytes of out_
   Wait waits_ = Wait::none;
   std::string waits_for_;  // operation and key of an unanswered request
+  std::string note_;       // the key that this launcher sets; "": none yet
 };
 
 }  // namespace mtrain::store

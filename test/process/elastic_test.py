@@ -32,7 +32,7 @@ mixed_precision: fp32
 comm: {{timeout_s: 60}}
 debug: {{compute_slowdown: 10}}
 """
-PORTS = iter(random.sample(range(20000, 32000), 50))  # below the ports that the kernel hands out
+PORTS = iter(random.sample(range(20000, 32000), 200))  # below the ports that the kernel hands out
 
 
 # Cases that need root, take long, or whose kills may meet another step on a busy machine.

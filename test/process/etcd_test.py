@@ -464,7 +464,7 @@ def leader_cut_off(expected):
             cut = time.time() - cut_at
             job.expect_end(0, 1, seconds=90)
             job.finish()
-            if len(elastic.starts(job, 0)) != 1 or "no start is possible: etcd at" not in job.output(0):
+            if len(elastic.starts(job, 0)) != 1 or "no start is possible after 30 s: etcd at" not in job.output(0):
                 job.fail("the leader that was cut off has begun a round, or does not say why it ends")
             job.expect_once([1, 2], r"mtrain-launch: error: (host 0 \(host0\) is gone: its launcher, which led the job)")
             worst = job.expect_curve(expected)

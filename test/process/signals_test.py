@@ -16,6 +16,7 @@ import re
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -192,6 +193,38 @@ def signal_pair(number):
 def test_pairs_of_signals():
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
         list(pool.map(signal_pair, range(PAIRS)))
+
+
+def test_a_signal_removes_the_token_file():
+    """Ranks that no launcher has started: Ctrl-C while rank 0 waits for the other, and twice while both train."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    token = WORK / "alone/.token"
+
+    def rank(number):
+        variables = {"RANK": str(number), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        return subprocess.Popen([MTRAIN, "--recipe", WORK / "r.yaml", f"train.run_dir={WORK}/alone"],
+                                env={**ENVIRONMENT, **variables}, cwd=WORK, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    first = rank(0)
+    await_that(token.exists, "the token file")
+    first.send_signal(signal.SIGINT)
+    expect(first.wait(10) == -signal.SIGINT, f"rank 0 ends with {first.returncode}")
+    expect(not token.exists(), "the token file is left by a rank that waited")
+    both = [rank(0), rank(1)]
+    try:
+        await_that(lambda: steps("alone"), "the first step")
+        both[1].send_signal(signal.SIGSTOP)  # rank 0 cannot save
+        for _ in range(2):
+            both[0].send_signal(signal.SIGINT)
+            time.sleep(1.2)
+        expect(both[0].wait(10) == 128 + signal.SIGINT, f"rank 0 ends with {both[0].returncode}")
+        expect(not token.exists(), "the token file is left by a rank that trained")
+    finally:
+        for process in both:
+            process.kill()
+            process.wait()
 
 
 def test_every_signal_saves():

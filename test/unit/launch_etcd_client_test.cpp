@@ -5,6 +5,7 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
+#include <atomic>
 #include <cstdlib>
 #include <mutex>
 #include <thread>
@@ -20,7 +21,8 @@ using namespace mtrain;
 using namespace mtrain::launch;
 using Catch::Matchers::Contains;
 
-// Answers every request with this status and body, and keeps the last request.
+// Answers every request with this status and body, and keeps the last request. Connections end
+// after so many answers.
 class StandIn {
  public:
   StandIn() : socket_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
@@ -50,6 +52,8 @@ class StandIn {
     const std::lock_guard lock(mutex_);
     return request_;
   }
+  void keep(int answers) { answers_ = answers; }
+  int connections() const { return connections_; }
   uint16_t port() const { return port_; }
   EtcdOptions options(const std::string& at = "127.0.0.1") const {
     EtcdOptions o;
@@ -65,21 +69,28 @@ class StandIn {
   }
   void serve() {
     for (int fd; (fd = accept(socket_, nullptr, nullptr)) >= 0; close(fd)) {
-      std::string text;
-      char bytes[4096];
-      for (ssize_t n; !is_whole(text) && (n = recv(fd, bytes, sizeof bytes, 0)) > 0;)
-        text.append(bytes, size_t(n));
-      const std::lock_guard lock(mutex_);
-      request_ = text;
-      const std::string reply =
-          fmt::format("HTTP/1.1 {} x\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{}", status_,
-                      body_.size(), body_);
-      send(fd, reply.data(), reply.size(), MSG_NOSIGNAL);
+      ++connections_;
+      for (int left = answers_; left > 0 && answer_one(fd); --left) {
+      }
     }
+  }
+  // Returns false if the client has left.
+  bool answer_one(int fd) {
+    std::string text;
+    char bytes[4096];
+    for (ssize_t n; !is_whole(text); text.append(bytes, size_t(n)))
+      if ((n = recv(fd, bytes, sizeof bytes, 0)) <= 0) return false;
+    const std::lock_guard lock(mutex_);
+    request_ = text;
+    const std::string reply =
+        fmt::format("HTTP/1.1 {} x\r\nContent-Length: {}\r\n{}\r\n{}", status_, body_.size(),
+                    answers_ == 1 ? "Connection: close\r\n" : "", body_);
+    return send(fd, reply.data(), reply.size(), MSG_NOSIGNAL) >= 0;
   }
 
   const int socket_;
   uint16_t port_ = 0;
+  std::atomic<int> answers_{1}, connections_{0};
   std::mutex mutex_;
   int status_ = 200;
   std::string body_ = "{}", request_;
@@ -100,6 +111,16 @@ TEST_CASE("the reason in an error of etcd is read from all its versions") {
     etcd.answer(400, fmt::format("{{\"code\": 3, \"{}\": \"user name is empty\"}}", key));
     CHECK_THROWS_WITH(client.get("key"), Contains("needs a user: user name is empty"));
   }
+}
+
+TEST_CASE("requests share a connection, and one that the server has closed is made again") {
+  StandIn etcd;
+  etcd.keep(3);
+  EtcdClient client(etcd.options());
+  for (int i = 0; i < 3; ++i) CHECK_FALSE(client.get("key"));
+  CHECK(etcd.connections() == 1);
+  for (int i = 0; i < 4; ++i) CHECK_FALSE(client.get("key"));
+  CHECK(etcd.connections() == 3);
 }
 
 TEST_CASE("a start that etcd refuses says why") {

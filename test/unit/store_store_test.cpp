@@ -21,6 +21,7 @@
 #include "store/store.h"
 #include "store/store_protocol.h"
 #include "store/store_session.h"
+#include "test/support/store_client.h"
 
 namespace store_store_test {
 
@@ -326,38 +327,6 @@ TEST_CASE("a client that never reads costs a bounded queue, and the others nothi
   CHECK(memory_kib() - before < kMaxKib);
 }
 
-namespace {
-
-// A client of a table without sockets, which knows the token.
-struct Client {
-  Client(StoreTable& table, int id, int64_t round = 0) : session(table, id, Nonce{}) {
-    const Proof proof = make_proof(Token{}, StoreEnd::client, Nonce{}, Nonce{});
-    std::string hello(kStoreGreeting);
-    hello.append(kNonceBytes, '\0').append(bytes_of(proof));
-    REQUIRE(session.receive(hello));
-    replies();
-    entered = ask(request_text(kEnter, "", std::to_string(round)));
-  }
-  std::string replies() {
-    std::string all;
-    while (!session.next_output().empty()) {
-      all += session.next_output();
-      if (!session.sent(session.next_output().size())) return "ended";
-    }
-    return all;
-  }
-  // Returns the reply to one request, "ended" or "waits".
-  std::string ask(std::string_view request) {
-    if (!session.receive(request)) return "ended";
-    const std::string all = replies();
-    return all.size() < 5 ? all.empty() ? "waits" : all : all.substr(4);
-  }
-  StoreSession session;
-  std::string entered;  // the reply to the first request
-};
-
-}  // namespace
-
 TEST_CASE("every request with every other request's payload is answered or refused") {
   struct Payload {
     const char* what;
@@ -516,7 +485,7 @@ TEST_CASE("a rank of an older round gets a reason to end, and finds nothing of t
   StoreTable table{Token{}};
   Client old(table, 0), waits(table, 1), launcher(table, 2, kLaunchers);
   CHECK(old.ask(request_text(kSet, "k", "old")) == "+");
-  CHECK(launcher.ask(request_text(kSet, "k", "of launchers")) == "+");
+  CHECK(launcher.ask(request_text(kSet, "launcher/k", "of launchers")) == "+");
   CHECK(waits.ask(request_text(kGet, "late", "")) == "waits");
   Client early(table, 3, 2), sooner(table, 4, 1);
   CHECK(early.entered == "waits");
@@ -534,34 +503,10 @@ TEST_CASE("a rank of an older round gets a reason to end, and finds nothing of t
   CHECK(sooner.ask(request_text(kGet, "k", "")) == "waits");
   CHECK(Client(table, 7, 1).ask(request_text(kSet, "k", "new")) == "+");
   CHECK(sooner.replies().substr(4) == "+new");
-  CHECK(launcher.ask(request_text(kGet, "k", "")) == "+of launchers");
+  CHECK(launcher.ask(request_text(kGet, "launcher/k", "")) == "+of launchers");
   table.begin_round(3);  // nobody has come in round 2
   CHECK(early.replies().substr(4) ==
         "<start 2 of this job has ended: all ranks have been restarted as start 3");
-}
-
-TEST_CASE("the server's process sees which launchers are here, and alone announces news") {
-  StoreTable table{Token{}};
-  const std::string news = std::string(kNews) + "1";
-  Client reader(table, 0, kLaunchers), rank(table, 1, 0);
-  CHECK(reader.ask(request_text(kGet, news, "")) == "waits");
-  CHECK_FALSE(table.take_launcher_change());
-  {
-    Client launcher(table, 2, kLaunchers);
-    CHECK(launcher.ask(request_text(kSet, "launcher/1", "here")) == "+");
-    CHECK(table.take_launcher_change());
-    CHECK(table.launcher_values().at("launcher/1").connected);
-    for (const char operation : {kSet, kAdd, kRemove})
-      CHECK(launcher.ask(request_text(operation, news, "1")).starts_with("-"));
-    CHECK_FALSE(table.take_launcher_change());
-  }
-  CHECK(table.take_launcher_change());  // it has left
-  CHECK(table.launcher_values().at("launcher/1").text == "here");
-  CHECK_FALSE(table.launcher_values().at("launcher/1").connected);
-  CHECK(rank.ask(request_text(kSet, news, "of a rank")) == "+");  // a key of its round
-  table.set_launcher_value(news, "begin");
-  CHECK(reader.replies().substr(4) == "+begin");
-  CHECK_FALSE(table.launcher_values().contains(news));
 }
 
 TEST_CASE("a failure ends with its round") {
