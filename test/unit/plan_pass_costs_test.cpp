@@ -163,7 +163,8 @@ TEST_CASE("every call of an exchange takes the link's latency") {
   CHECK(parts.first == Approx(2.5));
 }
 
-TEST_CASE("a layer that predicts several further tokens counts once for each, and so does the head") {
+TEST_CASE(
+    "a layer that predicts several further tokens counts once for each, and so does the head") {
   const auto with = [](const Overrides& more) {
     Overrides set{"distributed.ep_size=2"};
     set.insert(set.end(), more.begin(), more.end());
