@@ -1,5 +1,6 @@
 #include "plan/cluster.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <map>
 

@@ -93,12 +93,12 @@ TEST_CASE("all mistakes of a cluster file are reported at once, with their lines
       "nodes: 0\n"
       "pp: 2\n");
   for (const char* part :
-       {"c.yaml:2:9: error: gpu.kind: ", "h100", "c.yaml:3:3: error: gpu.memory_gb: there is no",
-        "did you mean gpu.memory_gib?", "c.yaml:4:11: error: gpu.usable: ",
+       {"c.yaml:2:3: error: gpu.kind: ", "h100", "c.yaml:3:3: error: gpu.memory_gb: there is no",
+        "did you mean gpu.memory_gib?", "c.yaml:4:3: error: gpu.usable: ",
         "c.yaml:5:1: error: domain: is a section of several keys", "gpus, gbps, latency_us",
         "c.yaml:6:11: error: network.latancy_us: ", "did you mean network.latency_us?",
         "network.gpus: there is no such key", "did you mean domain.gpus?",
-        "c.yaml:7:8: error: nodes: ", "c.yaml:8:1: error: pp: there is no such key"}) {
+        "c.yaml:7:1: error: nodes: ", "c.yaml:8:1: error: pp: there is no such key"}) {
     INFO(part << " in\n" << all);
     CHECK(all.find(part) != std::string::npos);
   }
@@ -156,9 +156,10 @@ TEST_CASE("a recipe that contradicts the cluster is refused, naming both places"
   const auto faults = [&](const std::string& hardware, int64_t world, const Cluster& on) {
     Diagnostics diagnostics;
     const std::string text =
-        "model: {num_layers: 8, hidden_size: 256, num_attention_heads: 8, vocab_size: 512}\n"
+        "model: {num_layers: 8, hidden_size: 256, num_attention_heads: 8, num_query_groups: 4,\n"
+        "        ffn_hidden_size: 704, vocab_size: 512}\n"
         "dataset: {train: x, seq_length: 1024}\n"
-        "train: {global_batch_size: 32}\n" +
+        "train: {global_batch_size: 32, micro_batch_size: 1}\n" +
         hardware;
     const Recipe r = load_recipe_text(interchange::model_source(), text, "r.yaml", {}, diagnostics,
                                       1, {.dry_run = true});
@@ -170,8 +171,8 @@ TEST_CASE("a recipe that contradicts the cluster is refused, naming both places"
   CHECK(faults("hardware: {gpu: h200, gpus_per_node: 8}", 16, cluster).empty());
   const std::string gpu = faults("hardware: {gpu: h100}", 16, cluster);
   INFO(gpu);
-  CHECK(gpu.find("r.yaml:4:17: error: hardware.gpu: is h100, but the cluster has h200 "
-                 "(clusters/c.yaml:2:6)") != std::string::npos);
+  CHECK(gpu.find("r.yaml:5:12: error: hardware.gpu: is h100, but the cluster has h200 "
+                 "(clusters/c.yaml:2:1)") != std::string::npos);
   CHECK(faults("hardware: {gpus_per_node: 4}", 16, cluster).find("8 in a domain") !=
         std::string::npos);
   const std::string many = faults("", 17, cluster);

@@ -46,7 +46,7 @@ class SectionReader {
   }
 
   void unknown(const std::string& prefix, const std::string& path, const Node::Key& key) {
-    // The nearest key of the same section; otherwise one of the same name in another section.
+    // A key of the same name in another section; otherwise the nearest one of the same section.
     std::vector<std::string> siblings;
     std::string elsewhere;
     for (const Row& row : rows_) {
@@ -57,9 +57,9 @@ class SectionReader {
     }
     const std::string near = nearest(key.name, siblings);
     diagnostics_.add_at(Severity::error, key.location, path, "there is no such key",
-                        !near.empty()        ? fmt::format("did you mean {}?", prefix + near)
-                        : !elsewhere.empty() ? fmt::format("did you mean {}?", elsewhere)
-                                             : "the keys are: " + keys_of(prefix));
+                        !elsewhere.empty() ? fmt::format("did you mean {}?", elsewhere)
+                        : !near.empty()    ? fmt::format("did you mean {}?", prefix + near)
+                                           : "the keys are: " + keys_of(prefix));
   }
 
   std::string keys_of(const std::string& prefix) const {
