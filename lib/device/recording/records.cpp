@@ -25,13 +25,14 @@ void Records::clear() {
   items_.clear();
   groups_.clear();
   group_numbers_.clear();
+  earlier_.clear();
 }
 
 LaunchRecord& Records::add(const Stream& stream, const char* name) {
   LaunchRecord& r = items_.emplace_back();
   r.name = name;
   r.stream = stream.id();
-  r.number = stream.enqueued();
+  r.number = stream.enqueued() - earlier_.emplace(r.stream, stream.enqueued() - 1).first->second;
   r.paired = stream.device().pairs();
   r.scope = stream.device().shared_scope();
   return r;
@@ -48,7 +49,9 @@ void Records::add_launch(const Stream& stream, const LaunchInfo& info) {
 void Records::add_wait(const Stream& stream, StreamId waits_for, uint64_t waits_number) {
   LaunchRecord& r = add(stream, "wait");
   r.waits_for = waits_for;
-  r.waits_number = waits_number;
+  const auto earlier = earlier_.find(waits_for);
+  if (earlier != earlier_.end() && waits_number > earlier->second)
+    r.waits_number = waits_number - earlier->second;
 }
 
 void Records::set_group(const std::string& name, const std::vector<int>& ranks) {

@@ -21,12 +21,13 @@ using BytesByCategory = std::array<int64_t, kMemoryCategories>;
 struct LaunchRecord {
   const char* name = "";  // as in LaunchInfo; "upload", "download" or "wait"
   StreamId stream = StreamKind::compute;
-  uint64_t number = 0;  // its place within its stream, from 1
+  uint64_t number = 0;  // its place among the recorded items of its stream, from 1
   int64_t flops = 0;    // as in LaunchInfo
   BytesByCategory read{}, written{};
   int64_t wire_bytes = 0;  // as in LaunchInfo
   int group = -1;          // of a communication: its place in Records::groups()
-  // A wait ends after the first `waits_number` items of this stream.
+  // A wait ends after the first `waits_number` recorded items of this stream; 0: after earlier
+  // ones.
   std::optional<StreamId> waits_for{};
   uint64_t waits_number = 0;
   bool paired = false;                         // enqueued under a Device::PairScope
@@ -48,7 +49,7 @@ class Records {
   const std::vector<GroupRecord>& groups() const { return groups_; }
   void clear();
 
-  // Streams call these. A launch has the number stream.enqueued().
+  // Streams call these for each item, once stream.enqueued() counts it.
   void add_launch(const Stream& stream, const LaunchInfo& info);
   void add_wait(const Stream& stream, StreamId waits_for, uint64_t waits_number);
   // Reports that the last launch communicates between these ranks. The vector is that of the group,
@@ -61,6 +62,7 @@ class Records {
   std::vector<LaunchRecord> items_;
   std::vector<GroupRecord> groups_;
   std::map<const std::vector<int>*, int> group_numbers_;
+  std::map<StreamId, uint64_t> earlier_;  // how many items a stream had before its first record
 };
 
 }  // namespace mtrain::device
