@@ -44,6 +44,8 @@ class LeaderSearch {
   const LeaderRecord& leader() const { return leader_; }
   // Whether leader() is not in etcd any more, and may only have lost its connection to etcd.
   bool is_guess() const { return is_guess_; }
+  // Whether leader() did not answer when it was found before.
+  bool is_retry() const { return leader_.id == lost_; }
   EtcdElection& election() { return election_; }
   // Since the search began, or since a leader has answered.
   Clock::duration waited() const;

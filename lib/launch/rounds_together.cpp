@@ -25,6 +25,7 @@ constexpr auto kQuietWait = 5s;  // for host 0, before a line says so
 // How long a launcher that got a signal waits for a leader that can end all hosts. The lease of a
 // lost leader begins again when etcd is restarted.
 constexpr auto kWaitToEnd = 30s;
+constexpr auto kRetry = 2s;  // for a leader that did not answer before
 
 LeaderOptions leader_options(const AgentOptions& o, const JobState& job,
                              EtcdElection* election = nullptr) {
@@ -50,12 +51,12 @@ LeaderOptions leader_options(const AgentOptions& o, const JobState& job,
   return options;
 }
 
-LauncherLink::Options link_options(const AgentOptions& o, const JobState& job, bool second) {
+LauncherLink::Options link_options(const AgentOptions& o, const JobState& job,
+                                   std::chrono::milliseconds to_connect, bool second) {
   return {.at = job.store.address(),
           .find_token = [&store = job.store] { return store.find_token(); },
           .token_may_change = job.store.token_may_change(),
-          // An elected leader that does not answer is searched again.
-          .to_connect = o.elects() ? LauncherLink::kLeaderLease : o.rendezvous_timeout,
+          .to_connect = to_connect,
           .note = {.id = job.id,
                    .host = host_name(),
                    .node = o.node,
@@ -125,8 +126,15 @@ class RoundsTogether {
  private:
   static constexpr int kUserMistake = 2;
 
+  // An elected leader that does not answer is searched again. One that was lost before is tried
+  // for a short time, since another launcher may be elected meanwhile, and begins a round soon.
+  std::chrono::milliseconds time_to_connect() const {
+    if (!search_) return o_.rendezvous_timeout;
+    return search_->is_retry() && !leader_ ? kRetry : LauncherLink::kLeaderLease;
+  }
+
   void make_link() {
-    link_ = std::make_unique<LauncherLink>(link_options(o_, job_, second_));
+    link_ = std::make_unique<LauncherLink>(link_options(o_, job_, time_to_connect(), second_));
     job_.link = link_.get();
   }
 
