@@ -357,7 +357,7 @@ TEST_CASE("an error in a row names the user's file, and settings of recipes") {
   SampleSource source{.format = SampleSource::Format::messages,
                       .files = {(folder / "a.json").string()},
                       .column = "messages",
-                      .chat_template = "{{ messages[0].content }}",
+                      .chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}",
                       .tokenizer = "byte",
                       .name = "dataset.train"};
   write_file_atomic(folder / "a.json", "[" + chat + ", " + chat + "]");
