@@ -185,7 +185,7 @@ TEST_CASE("arguments of AutoModel's classes are accepted at the value that mtrai
                          "step_scheduler: {start_step: 5}", "checkpoint.load=latest"},
                         {"clip_grad_norm: {max_norm: 1.0, foreach: true}", "", ""},
                         {kLoss + "reduction: sum, logit_softcapping: 0.0}",
-                         kLoss + "reduction: none}", "mean over the labels"},
+                         kLoss + "reduction: batchmean}", "mean over the labels"},
                         {"optimizer: {amsgrad: false, maximize: false}",
                          "optimizer: {amsgrad: true}", "AMSGrad"},
                         {"dataset.unshifted: false", "dataset.unshifted: true", "next tokens"},
