@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-
 namespace mtrain::launch {
 
 namespace {
