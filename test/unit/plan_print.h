@@ -166,7 +166,8 @@ class Print {
           io_threads, stop_on_error, async, skip_when_busy)
   MEMBERS(FolderOptions, run_dir, checkpoint_dir, tensorboard_dir, load, load_path, load_or_start,
           weights_from, ignore_keys)
-  MEMBERS(DatasetOptions::Blend, prefixes, weights)
+  MEMBERS(DocumentShare, begin, end)
+  MEMBERS(DatasetOptions::Blend, prefixes, weights, documents)
   MEMBERS(TokenizerOptions, path, model_vocab, unknown, assumed)
   MEMBERS(DatasetOptions::Mock, samples, vocab_size)
   MEMBERS(DatasetOptions, train, validation, rows, mock_train, mock_validation, seq_length,
