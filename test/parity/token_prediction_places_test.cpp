@@ -12,7 +12,7 @@ using namespace token_prediction_testing;
 namespace {
 
 const Changes kTwoDepths{"model.mtp_num_layers=2"},
-    kRepeated = with(with(kLatent, kExperts),
+    kRepeated = with(with(kLatent, kFewExperts),
                      {"model.mtp_num_layers=2", "model.mtp_use_repeated_layer=true"});
 
 // Layouts of four layers and two depths over four stages.

@@ -79,9 +79,10 @@ const std::vector<Model> kModels{
      {"model.mtp_num_layers=2", "model.mtp_use_repeated_layer=true",
       "model.share_embeddings_and_output_weights=true"}},
     {"latent attention and experts, a repeated layer",
-     with(with(kLatent, kExperts), {"model.mtp_num_layers=2", "model.mtp_use_repeated_layer=true"}),
+     with(with(kLatent, kFewExperts),
+          {"model.mtp_num_layers=2", "model.mtp_use_repeated_layer=true"}),
      true},
-    {"latent attention and experts", with(with(kLatent, kExperts), {"model.mtp_num_layers=1"}),
+    {"latent attention and experts", with(with(kLatent, kFewExperts), {"model.mtp_num_layers=1"}),
      true}};
 
 struct Layout {

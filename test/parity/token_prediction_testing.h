@@ -37,9 +37,9 @@ inline const Changes kBase{
     "model.num_layers=4",        "model.hidden_size=64",      "model.num_attention_heads=8",
     "model.num_query_groups=8",  "model.init_method_std=0.1", "model.mtp_loss_scaling_factor=0.5",
     "train.global_batch_size=8", "train.micro_batch_size=2",  "optimizer.lr=3e-3"};
-inline const Changes kExperts{"model.moe.num_experts=4", "model.moe.ffn_hidden_size=32",
-                              "model.moe.first_dense_layers=1",
-                              "model.moe.shared_expert_ffn_hidden_size=32"};
+inline const Changes kFewExperts{"model.moe.num_experts=4", "model.moe.ffn_hidden_size=32",
+                                 "model.moe.first_dense_layers=1",
+                                 "model.moe.shared_expert_ffn_hidden_size=32"};
 inline const Changes kLatent{
     "model.multi_latent_attention=true", "model.q_lora_rank=20",     "model.kv_lora_rank=24",
     "model.qk_nope_head_dim=8",          "model.qk_rope_head_dim=4", "model.v_head_dim=6"};
