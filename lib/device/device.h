@@ -58,9 +58,9 @@ class Device {
   static std::unique_ptr<Device> on(std::unique_ptr<DeviceBackend> backend,
                                     DeviceOptions options = {});
   // Makes a device that runs nothing and has no memory. The host enqueues the work of a model of
-  // any size in milliseconds: set_records() keeps the launches, and allocator() counts the memory.
-  // The host takes the paths of a device of kind `like`. What it reads from the device is declared
-  // (device/recording/declared_values.h).
+  // any size within microseconds a launch. set_records() keeps the launches, and allocator() counts
+  // the memory. The host takes the paths of a device of kind `like`. What it reads from the device
+  // is declared (device/recording/declared_values.h).
   static std::unique_ptr<Device> recording(DeviceKind like, DeviceOptions options = {});
   ~Device();  // waits for the streams
   Device(const Device&) = delete;

@@ -48,7 +48,7 @@ StepTable table_of(const RecordedStep& step);
 
 // Returns the table of a step of `rank`. If the step has many micro-batches, two steps with few are
 // recorded; each further group of micro-batches then adds the difference between the two. Takes
-// milliseconds for models and worlds of any size. The plan is as for record_step().
+// about 0.1 s for a rank with 13,000 launches a step. The plan is as for record_step().
 StepTable step_table(const RunPlan& plan, int rank);
 
 }  // namespace mtrain::predict
