@@ -44,7 +44,7 @@ grep -q '"pass":"B","stage":0,"micro_batch":3' "$work/trace.json" || fail "a tra
 "$mtrain" timeline "$work/trace.json" --columns 160 >"$work/out" && says "a timeline" "passes" && says "a timeline" "F0"
 # Without mtrain-launch, the run itself tells the command of launch.on_event.
 "$mtrain" --recipe "$work/r.yaml" "train.run_dir=$work/told" "launch.on_event=[sh, -c, 'cat >>$work/told.events']" \
-  "debug.fault={at: adamw, step: 2, kill: false}" >"$work/out" 2>&1 && fail "a run that fails"
+  "debug.fault={kind: exception, phase: backward, step: 2}" >"$work/out" 2>&1 && fail "a run that fails"
 [[ $(sed 's/.*"event":"\([a-z]*\)".*/\1/' "$work/told.events" | tr '\n' ' ') == "start failure end " ]] ||
   fail "events of a run that fails: $(cat "$work/told.events")"
 grep -q '"event":"end".*"exit_code":1' "$work/told.events" || fail "the end of a run that fails: $(cat "$work/told.events")"
