@@ -72,7 +72,8 @@ bool looks_like_template(const std::string& text) {
 // Whether a file holds a JSON object. A template may begin with {{, {% or {#.
 bool is_json_object(std::string_view text) {
   text = trim(text);
-  return text.size() > 1 && text[0] == '{' && std::string_view("{%#").find(text[1]) == text.npos;
+  return text.size() > 1 && text[0] == '{' &&
+         std::string_view("{%#").find(text[1]) == std::string::npos;
 }
 
 // Reads a template, or a configuration of a tokenizer that has one.
