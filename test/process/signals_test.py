@@ -200,11 +200,11 @@ def test_a_signal_removes_the_token_file():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-    token = WORK / "alone/.token"
+    token = WORK / "unlaunched/.token"
 
     def rank(number):
         variables = {"RANK": str(number), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        return subprocess.Popen([MTRAIN, "--recipe", WORK / "r.yaml", f"train.run_dir={WORK}/alone"],
+        return subprocess.Popen([MTRAIN, "--recipe", WORK / "r.yaml", f"train.run_dir={WORK}/unlaunched"],
                                 env={**ENVIRONMENT, **variables}, cwd=WORK, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     first = rank(0)
@@ -214,7 +214,7 @@ def test_a_signal_removes_the_token_file():
     expect(not token.exists(), "the token file is left by a rank that waited")
     both = [rank(0), rank(1)]
     try:
-        await_that(lambda: steps("alone"), "the first step")
+        await_that(lambda: steps("unlaunched"), "the first step")
         both[1].send_signal(signal.SIGSTOP)  # rank 0 cannot save
         for _ in range(2):
             both[0].send_signal(signal.SIGINT)
