@@ -161,9 +161,11 @@ struct LaunchedRun {
 
 // Refuses a host on which ranks cannot work: a full disk, too few descriptors. Warns of what makes
 // them slow.
-void check_this_host(const std::string& run_dir, int ranks) {
-  launch::raise_open_files(ranks);
-  launch::HostCheckOptions options{.ranks = ranks, .run_folder = run_dir, .rates = {}};
+void check_this_host(const std::string& run_dir, const launch::AgentOptions& o) {
+  launch::raise_open_files(o.ranks_per_node);
+  // Ranks of several hosts compare the clocks of their hosts.
+  launch::HostCheckOptions options{
+      .ranks = o.ranks_per_node, .run_folder = run_dir, .rates = {}, .clock = o.nodes == 1};
   if (const auto cache = cache_folder()) options.rates = *cache / ("gemm-rate-" + host_name());
   const auto checks = launch::check_host(options);
   const auto faults = launch::faults_of(checks);
@@ -226,7 +228,7 @@ LaunchedRun check_recipe(const TrainOptions& training, launch::AgentOptions& o) 
                     fmt::format("the environment's value of {} overrides the recipe's", name));
   o.environment = std::move(env);
   if (training.runs()) {
-    check_this_host(run_plan.folders.run_dir, o.ranks_per_node);
+    check_this_host(run_plan.folders.run_dir, o);
     o.shared_token = fs::path(run_plan.folders.run_dir) / ".token";
   }
   o.replaces_stragglers = r.train.straggler == recipe::OnStraggler::replace;

@@ -162,6 +162,7 @@ HostFacts measure_host(const HostCheckOptions& o) {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) == 0)
     f.descriptors = int64_t(std::min<rlim_t>(limit.rlim_max, int64_t{1} << 40));
+  if (!o.clock) f.clock_skew_s.reset();
   return f;
 }
 

@@ -21,6 +21,7 @@ struct HostCheckOptions {
   int ranks = 1;                     // of this host
   std::filesystem::path run_folder;  // need not exist; empty: no disk is checked
   std::filesystem::path rates;       // file of the rate of earlier starts; empty: it is not kept
+  bool clock = true;                 // whether the host's clock is compared with the run folder's
 };
 
 // What was measured; the verdicts follow from it alone.
