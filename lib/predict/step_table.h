@@ -23,7 +23,8 @@ struct LaunchKind {
   device::StreamId stream = device::StreamKind::compute;
   std::string group;  // of a communication: its name; else empty
   int64_t ranks = 0;  // of the group
-  auto operator<=>(const LaunchKind&) const = default;
+  auto operator<=>(const LaunchKind&) const =
+      default;  // NOLINT(modernize-use-nullptr): false alarm
 };
 
 // Sums over the launches of a kind.

@@ -90,7 +90,8 @@ StepTotals extrapolate(const ListsOf& lists, int64_t micro_batches, int64_t firs
               a, b, c);
   if (!repeats) return {};
   StepTotals all = c;
-  const auto periods = double((micro_batches - last) / period);
+  const int64_t whole = (micro_batches - last) / period;
+  const auto periods = double(whole);
   for_figures([&](double& x, double y, double z) { x = z + periods * (z - y); }, all, b, c);
   all.extrapolated = true;
   return all;
