@@ -1,4 +1,4 @@
-// Which of a data set's documents a run reads.
+// The share of a data set's documents that a run reads.
 #pragma once
 #include <cmath>
 #include <cstddef>

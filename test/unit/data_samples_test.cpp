@@ -340,7 +340,7 @@ TEST_CASE("the rows of a JSON list lie in a folder of the process, and those of 
   const auto hash = tokenize_samples(list(3), folder / "cache").prefix;
   CHECK(folders() == 0);
   for (const char* part : {".bin", ".idx", ".mask", ".hash"}) fs::remove(fs::path(hash) += part);
-  // Of a process that was killed, and of one on another host, which may live.
+  // One folder is of a process that was killed, one of another host's process, which may live.
   const std::string dead = hash.string() + ".rows.tmp.2147480000.0.";
   fs::create_directories(dead + host_name() + "/x"), fs::create_directories(dead + "elsewhere");
   CHECK(tokenize_samples(list(3), folder / "cache").built);

@@ -189,7 +189,7 @@ TEST_CASE("the lanes of a rank, by hand") {
     CHECK(sum(t, 0, Lane::dp) == Sum{5, 5});
     CHECK(sum(t, 1, Lane::dp) == Sum{5, 5});
     CHECK(t.busy == without.busy);
-    // Of several stages, the reductions of all but the first hide behind the others' backwards.
+    // The reductions of all stages but the first hide behind the others' backwards.
     const Schedule two =
         with_messages(make_schedule(schedule_named("interleaved_1f1b"), {1, 2, 4}));
     costs.stages[0].reduce = 2;

@@ -27,7 +27,7 @@ void KeyReports::foreign(const ForeignKey& key, const std::string& path,
     layer_.diagnostics.set_location(key.path, location);
   }
   if (key.harmless && key.harmless(node)) return;
-  // Where the value decides, each key of a section asks for something else.
+  // Each key of a section whose value decides asks for something else.
   const bool by_value = key.harmless && key.severity == Severity::warning;
   if (!reported_.insert(by_value ? path : std::string(key.path)).second) return;
   layer_.diagnostics.add_at(key.severity, location, path,
