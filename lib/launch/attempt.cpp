@@ -158,13 +158,17 @@ RoundCause Attempt::cause() const {
     if (!first || earlier()) first = &c, error = std::move(e);
   }
   if (!first) return cause_with(3, {}, "", "");
-  // A rank that was stopped cannot say why the others wait for it in vain.
-  const bool waited = error && error->kind == ErrorKind::comm && !stopped_.empty();
+  // A rank that was stopped cannot say why the others, also those of other hosts, wait for it in
+  // vain.
+  const bool waited =
+      !stopped_.empty() && (error ? error->kind == ErrorKind::comm : first->asked_to_end);
+  if (waited && !error)
+    first = &*std::ranges::find(children_, stopped_.front(), &RankProcess::rank);
   const std::string message = waited ? stopped_text() : cause_of(*first, error);
-  const std::string then = waited ? "\n  then " + cause_of(*first, error) : "";
+  const std::string then = waited && error ? "\n  then " + cause_of(*first, error) : "";
   RoundCause cause =
-      cause_with(weight(*first, error), waited ? stopped_.front() : first->rank, message,
-                 "mtrain-launch: error: " + message + then + details_of(*first, error));
+      cause_with(waited ? 0 : weight(*first, error), waited ? stopped_.front() : first->rank,
+                 message, "mtrain-launch: error: " + message + then + details_of(*first, error));
   const bool usage =
       first->status && WIFEXITED(*first->status) &&
       (WEXITSTATUS(*first->status) == kUsage || WEXITSTATUS(*first->status) == kNotRun);
@@ -475,7 +479,10 @@ void Attempt::take_news() {
       killed_by_user_ = killed_by_user_ || job_.ends.signal() != 0;
       kill_all(SIGKILL);
     }
-    if (ends && !failed_at_) failed_at_ = Clock::now();
+    if (ends && !failed_at_) {
+      failed_at_ = Clock::now();
+      if (news->kind == Kind::end) stopped_ = pulses_.stopped();
+    }
     if (news->kind == Kind::signal && job_.ends.signal() == 0 &&
         job_.ends.add_of_other(news->signal, Clock::now()) == EndRequests::Kind::first)
       end_by(news->signal, "another host got ");

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Measures how fast a job on several hosts notices what it has lost, and continues. Each host is a launcher with two CPU ranks.
 
-  scripts/bench/loss_times.py <mtrain> <mtrain-launch> <library that changes the host's name> [rounds [case...]]
+  scripts/bench/loss_times.py <mtrain> <mtrain-launch> <library that changes the host's name> [--3M] [rounds [case...]]
 
-Every round has each case once. Prints a Markdown table of medians, from the loss on: seconds until the error that names it is
-printed, until all ranks of the old start are gone, and until the next step has ended. A hang counts from its limit of 2 s on.
+The model is the one of the elastic tests, or with --3M one of 3M parameters. Every round has each case once. Prints a Markdown
+table of medians, from the loss on: seconds until the error that names it is printed, until all ranks of the old start are gone,
+and until the next step has ended. A hang counts from its limit of 2 s on.
 """
 import os
 import pathlib
@@ -19,6 +20,9 @@ import elastic_test as elastic  # noqa: E402
 import etcd_test  # noqa: E402
 
 LIMIT = 2
+MODEL_3M = ["model.num_layers=4", "model.hidden_size=256", "model.num_attention_heads=4", "model.ffn_hidden_size=688", "dataset.seq_length=128",
+            "debug.compute_slowdown=1"]
+MODEL = []
 
 
 def watch(job, run, teller, words, since, continues=True):
@@ -50,32 +54,32 @@ def finish(job):
 
 
 def rank_killed(run):
-    job = elastic.Job(run, "2", launcher=["--max_restarts=1"]).start_all(0, 1)
-    job.await_step(elastic.KILLED)
+    job = elastic.Job(run, "2", *MODEL, launcher=["--max_restarts=1"]).start_all(0, 1)
+    job.await_step(elastic.KILLED + 3)
     since = time.time()
     os.kill(elastic.ranks_of(run)[3], signal.SIGKILL)
     return job, watch(job, run, 0, "error: rank 3 ", since)
 
 
 def rank_stopped(run):
-    job = elastic.Job(run, "2", f"launch.step_timeout_s={LIMIT}", launcher=["--max_restarts=1"]).start_all(0, 1)
-    job.await_step(elastic.KILLED)
+    job = elastic.Job(run, "2", *MODEL, f"launch.step_timeout_s={LIMIT}", launcher=["--max_restarts=1"]).start_all(0, 1)
+    job.await_step(elastic.KILLED + 3)
     since = time.time()
     os.kill(elastic.ranks_of(run)[3], signal.SIGSTOP)
     return job, watch(job, run, 0, "error: rank 3 on host1 is stopped", since + LIMIT)
 
 
 def host_killed(run):
-    job = elastic.Job(run, "1:3").start_all(0, 1, 2)
-    job.await_step(elastic.KILLED)
+    job = elastic.Job(run, "1:3", *MODEL).start_all(0, 1, 2)
+    job.await_step(elastic.KILLED + 3)
     since = time.time()
     job.kill(2)
     return job, watch(job, run, 0, "error: host 2 (host2) is gone", since)
 
 
 def host_0_killed(run):
-    job = elastic.Job(run, "1:3").start_all(0, 1, 2)
-    job.await_step(elastic.KILLED)
+    job = elastic.Job(run, "1:3", *MODEL).start_all(0, 1, 2)
+    job.await_step(elastic.KILLED + 3)
     since = time.time()
     job.kill(0)
     return job, watch(job, run, 1, "error: host 0 is gone", since, continues=False)
@@ -83,8 +87,8 @@ def host_0_killed(run):
 
 def leader_killed(run):
     with etcd_test.Etcd(run) as etcd:
-        job = etcd_test.Job(etcd, run, "1:3").start_all(0, 1, 2)
-        job.await_step(elastic.KILLED)
+        job = etcd_test.Job(etcd, run, "1:3", *MODEL).start_all(0, 1, 2)
+        job.await_step(elastic.KILLED + 3)
         since = time.time()
         job.kill(0)
         times = watch(job, run, 1, "error: host 0 (host0) is gone", since)
@@ -104,8 +108,12 @@ def cell(times):
 
 
 def main():
-    rounds = int(sys.argv[4]) if len(sys.argv) > 4 else 10
-    names = sys.argv[5:] or list(CASES)
+    arguments = sys.argv[4:]
+    if "--3M" in arguments:
+        arguments.remove("--3M")
+        MODEL.extend(MODEL_3M)
+    rounds = int(arguments[0]) if arguments else 10
+    names = arguments[1:] or list(CASES)
     elastic.make_files()
     found = {name: [] for name in names}
     for n in range(rounds):

@@ -36,7 +36,7 @@ PORTS = iter(random.sample(range(20000, 32000), 200))  # below the ports that th
 
 
 # Cases that need root, take long, or whose kills may meet another step on a busy machine.
-NIGHTLY = ["networks", "stranger", "alike", "hung"]
+NIGHTLY = ["networks", "stranger", "alike", "hung", "stop"]
 
 
 def fail(what, *texts):
@@ -424,6 +424,23 @@ def stopped_leader(expected):
     print(f"the launcher of host 0 is stopped for 12 s: all hosts stay; losses differ by {worst:.1e}")
 
 
+def stopped_rank(expected):
+    """A rank of host 1 is stopped. Host 0 notices first that its ranks wait, and all name the rank that is stopped."""
+    job = Job("stop", "2", "launch.step_timeout_s=2", launcher=["--max_restarts=1"]).start_all(0, 1)
+    job.await_step(KILLED + 3)
+    os.kill(ranks_of("stop")[3], signal.SIGSTOP)
+    began = time.time()
+    job.processes[1].send_signal(signal.SIGSTOP)  # the launcher of host 1 is late
+    time.sleep(2.7)
+    job.processes[1].send_signal(signal.SIGCONT)
+    job.await_text(0, "restarting all ranks")
+    noticed = time.time() - began
+    job.finish()
+    job.expect_once([0, 1], r"mtrain-launch: error: (rank 3 on host1 is stopped)")
+    worst = job.expect_curve(expected)
+    print(f"a rank of host 1 is stopped: {noticed:.1f} s to the restart with a limit of 2 s; losses differ by {worst:.1e}")
+
+
 def hung_host(expected):
     """All processes of host 2 are stopped for 20 s: the others continue without it, and it joins again."""
     job = Job("hung", "1:3", "debug.compute_slowdown=60").start_all(0, 1, 2)
@@ -569,7 +586,7 @@ def main():
     expected = straight()
     cases = {"rank": lambda: rank_of_another_host(expected), "early": lambda: rank_before_the_meeting(expected),
              "lost": lambda: lost_and_back(expected), "networks": lambda: networks(expected), "spares": lambda: spares(expected), "slow": slow_host,
-             "stopped": lambda: stopped_leader(expected), "hung": lambda: hung_host(expected), "joiner": lambda: bad_joiner(expected), "stranger": lambda: stranger(expected), "spike": spike_event, "faults": several_faults, "signals": signals, "host0": host_0,
+             "stopped": lambda: stopped_leader(expected), "hung": lambda: hung_host(expected), "stop": lambda: stopped_rank(expected), "joiner": lambda: bad_joiner(expected), "stranger": lambda: stranger(expected), "spike": spike_event, "faults": several_faults, "signals": signals, "host0": host_0,
              "events": ranks_of_events, "alike": alike, "few": lambda: too_few(expected)}
     try:
         for name, case in cases.items():
