@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string_view>
 
+#include "base/dtype.h"
 #include "device/stream_id.h"
 #include "plan/cluster.h"
 
@@ -13,6 +14,7 @@ namespace mtrain::predict {
 struct LaunchWork {
   std::string_view name;  // as in device::LaunchRecord
   device::StreamId stream = device::StreamKind::compute;
+  DType dtype = DType::u8;       // as in device::LaunchRecord: that of a GEMM's first operand
   double flops = 0;              // of GEMMs and attention; 0: bound by memory
   double read = 0, written = 0;  // bytes of the device's memory
   // Of a communication: what this rank sends, and between how many ranks; else 0.
