@@ -10,16 +10,16 @@ namespace mtrain::predict {
 // data sheet's rate. The defaults are round figures of well-tuned programs on GPUs; no machine was
 // measured for them.
 struct StackConstants {
-  double gemm = 0.78;        // efficiency of GEMMs in 16 or 32 bits
-  double gemm8 = 0.72;       // of 8-bit GEMMs
-  double attention = 0.55;   // of attention, by the FLOPs that a causal mask leaves
-  double memory = 0.85;      // of passes over memory
-  double conversion = 0.85;  // of conversions to and from 8 bits
-  double tp_link = 0.8;      // of the links for tensor, context and expert parallelism
-  double dp_link = 0.8;      // for data parallelism
-  double pp_link = 0.8;      // for messages between stages
-  double launch_s = 1.5e-6;  // seconds between two launches of a stream
-  double slowdown = 0.05;    // of computations while communication runs: 0.05 is 5 %
+  double gemm = 0.65;        // efficiency of GEMMs in 16 or 32 bits
+  double gemm8 = 0.55;       // of 8-bit GEMMs
+  double attention = 0.5;    // of attention, by the FLOPs that a causal mask leaves
+  double memory = 0.75;      // of passes over memory
+  double conversion = 0.75;  // of conversions to and from 8 bits
+  double tp_link = 0.7;      // of the links for tensor, context and expert parallelism
+  double dp_link = 0.7;      // for data parallelism
+  double pp_link = 0.7;      // for messages between stages
+  double launch_s = 2e-6;    // seconds between two launches of a stream
+  double slowdown = 0.08;    // of computations while communication runs: 0.08 is 8 %
 };
 
 class SheetCosts : public LaunchCosts {

@@ -91,7 +91,9 @@ struct ActionItems {
 };
 using ByAction = std::map<std::tuple<ActionKind, int64_t, int64_t>, ActionItems>;
 
-// Returns the micro-batch in the middle of those that have this action.
+// Returns the micro-batch in the middle of those that have this action. Of two, it is the second
+// one for forwards, since the first may wait for parameters, and else the first one, since the last
+// reduces gradients.
 std::optional<int64_t> middle(const ByAction& all, ActionKind kind, int64_t stage) {
   std::vector<int64_t> found;
   for (auto i = all.lower_bound({kind, stage, 0}); i != all.end(); ++i) {
@@ -100,7 +102,7 @@ std::optional<int64_t> middle(const ByAction& all, ActionKind kind, int64_t stag
     found.push_back(micro_batch);
   }
   if (found.empty()) return {};
-  return found[found.size() / 2];
+  return found[kind == ActionKind::F ? found.size() / 2 : (found.size() - 1) / 2];
 }
 
 void add_pairs(const schedule::ActionList& actions, const device::Records& records,

@@ -10,12 +10,19 @@
 
 namespace mtrain::predict {
 
+// What a model records of a step.
+enum class RecordedParts {
+  few,  // few layers of each kind and few micro-batches, from which the others follow
+  all
+};
+
 class StepModel {
  public:
   // Records the launches, without ranks and devices. The plan must have a vocabulary, and ranks for
-  // which the cluster has devices. Throws UserError for a plan that cannot be recorded
-  // (predict/recorded_step.h).
-  StepModel(const RunPlan& plan, const plan::Cluster& cluster);
+  // which the cluster has devices. Takes some ten milliseconds for a model of any size, unless all
+  // is recorded. Throws UserError for a plan that cannot be recorded (predict/recorded_step.h).
+  StepModel(const RunPlan& plan, const plan::Cluster& cluster,
+            RecordedParts parts = RecordedParts::few);
   ~StepModel();
 
   // Takes microseconds to milliseconds, so searches and fits can call it often. The ranks of one

@@ -10,6 +10,7 @@
 #include "predict/sheet_costs.h"
 #include "predict/stage_sequences.h"
 #include "predict/step_model.h"
+#include "test/support/predict_cases.h"
 
 namespace predict_step_model_test {
 
@@ -123,6 +124,32 @@ TEST_CASE("a step of many micro-batches takes as long as all its launches") {
     const ReplayTimes t = replay(all, list, list.price(costs), ReplayEnd::all_streams);
     CHECK(predicted(plan).step_s == Approx(t.seconds).epsilon(1e-3));
   }
+}
+
+// Deep models, so that few layers stand for many.
+TEST_CASE("a step of few layers and micro-batches predicts the step of all of them") {
+  const Changes deep{"model.num_layers=24", "train.global_batch_size=64",
+                     "train.micro_batch_size=1"};
+  const plan::Cluster c = cluster();
+  const SheetCosts costs(c, {});
+  double worst = 0;
+  const auto expect_equal = [&](const predict_cases::Case& one) {
+    INFO(predict_cases::describe(one));
+    const RunPlan plan = predict_cases::plan_of(one, deep);
+    if (!recording_obstacle(plan).empty()) return;
+    const Prediction few = StepModel(plan, c).price(costs),
+                     all = StepModel(plan, c, RecordedParts::all).price(costs);
+    CHECK(few.step_s == Approx(all.step_s).epsilon(1e-3));
+    worst = std::max(worst, std::abs(few.step_s / all.step_s - 1));
+    for (const char* axis : {"tp", "cp", "ep", "dp", "pp"}) {
+      CAPTURE(axis, few.exposed(axis), all.exposed(axis));
+      CHECK(std::abs(few.exposed(axis) - all.exposed(axis)) <= 1e-3 * all.step_s);
+      CHECK(few.busy(axis) == Approx(all.busy(axis)).epsilon(1e-2));
+    }
+  };
+  for (const predict_cases::Case& one : predict_cases::kFamilies) expect_equal(one);
+  for (const predict_cases::Case& one : predict_cases::kLayouts) expect_equal(one);
+  WARN("the worst is off by " << 100 * worst << " %");
 }
 
 // A stage of a pipeline of two computes half of the layers; the head is in the last one.
