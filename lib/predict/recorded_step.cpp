@@ -35,6 +35,10 @@ comm::World world_of(const RunPlan& plan, int rank) {
 std::string recording_obstacle(const RunPlan& plan) {
   if (plan.optimizer.muon.on && plan.layout.world > plan.layout.pp)
     return "ranks that share Muon's matrices ask each other for the parts that they have";
+  if (plan.layout.pp > 1 && plan.model.mtp.depths > 0 &&
+      plan.data_parallel.shards == plan::ShardLevel::parameters)
+    return "its pipeline has multi-token prediction and parameters that are sharded over data "
+           "parallelism; such a rank counts tokens at another moment than its record";
   return "";
 }
 

@@ -41,6 +41,7 @@ LaunchRecord& Records::add(const Stream& stream, const char* name) {
 void Records::add_launch(const Stream& stream, const LaunchInfo& info) {
   LaunchRecord& r = add(stream, info.name);
   r.flops = info.flops;
+  if (!info.reads.empty()) r.dtype = info.reads[0].dtype;
   r.wire_bytes = info.wire_bytes;
   add_bytes(r.read, info.reads);
   add_bytes(r.written, info.writes);

@@ -21,8 +21,9 @@ using BytesByCategory = std::array<int64_t, kMemoryCategories>;
 struct LaunchRecord {
   const char* name = "";  // as in LaunchInfo; "upload", "download" or "wait"
   StreamId stream = StreamKind::compute;
-  uint64_t number = 0;  // its place among the recorded items of its stream, from 1
-  int64_t flops = 0;    // as in LaunchInfo
+  uint64_t number = 0;      // its place among the recorded items of its stream, from 1
+  int64_t flops = 0;        // as in LaunchInfo
+  DType dtype = DType::u8;  // of the first range that it reads: of a GEMM, its first operand
   BytesByCategory read{}, written{};
   int64_t wire_bytes = 0;  // as in LaunchInfo
   int group = -1;          // of a communication: its place in Records::groups()

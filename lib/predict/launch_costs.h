@@ -1,0 +1,44 @@
+// What a launch costs on the machines of a cluster. A prediction asks for each launch that a
+// recorded step has (predict/step_table.h).
+#pragma once
+#include <cstdint>
+#include <string_view>
+
+#include "base/dtype.h"
+#include "device/stream_id.h"
+#include "plan/cluster.h"
+
+namespace mtrain::predict {
+
+// A launch, as a recording device has kept it.
+struct LaunchWork {
+  std::string_view name;  // as in device::LaunchRecord
+  device::StreamId stream = device::StreamKind::compute;
+  DType dtype = DType::u8;       // as in device::LaunchRecord: that of a GEMM's first operand
+  double flops = 0;              // of GEMMs and attention; 0: bound by memory
+  double read = 0, written = 0;  // bytes of the device's memory
+  // Of a communication: what this rank sends, and between how many ranks; else 0.
+  double wire_bytes = 0;
+  int64_t ranks = 0;
+};
+
+struct LaunchCost {
+  double seconds = 0;
+  // Whether the figure lies within what was measured or fitted; otherwise it is extrapolated.
+  bool known = true;
+};
+
+class LaunchCosts {
+ public:
+  virtual ~LaunchCosts() = default;
+  // Time for which the launch keeps its stream busy when nothing else runs. `link` is what the
+  // ranks of a communication use; null for other launches.
+  virtual LaunchCost cost(const LaunchWork& launch, const plan::GroupLink* link) const = 0;
+  // Idle time of a stream between two launches, and the time that the host needs to enqueue one.
+  virtual double gap_seconds() const = 0;
+  virtual double host_seconds() const = 0;
+  // By how much a computation slows down while a communication of this kind runs (0.1: by 10 %).
+  virtual double slowdown(device::StreamKind kind) const = 0;
+};
+
+}  // namespace mtrain::predict

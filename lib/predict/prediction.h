@@ -1,0 +1,49 @@
+// What a step of a plan is predicted to take, and how far that can be trusted.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "plan/cluster.h"
+#include "plan/run_plan.h"
+#include "predict/replay.h"
+
+namespace mtrain::predict {
+
+// The true figure is expected within this share of the predicted one.
+struct Band {
+  double share = 0;
+  std::string reason;
+};
+
+struct NamedTime {
+  std::string name;
+  double seconds = 0;
+};
+
+struct Prediction {
+  double step_s = 0;
+  double tokens_per_s = 0;  // of all ranks
+  // Model FLOPs by PaLM's convention (plan/model_size.h), over the peak of the compute type.
+  double mfu = 0;
+  // Of the pipeline rank that computes longest. `times.seconds` and `bubble_s`, in which the rank
+  // waits for computations of other stages, add up to step_s.
+  ReplayTimes times;
+  double bubble_s = 0;
+  std::vector<double> memory;  // bytes that a device needs, by pipeline rank
+  Band band;
+
+  // Where the time goes: parts above 0, which add up to step_s.
+  std::vector<NamedTime> parts() const;
+  // Sums over the streams of a parallelism: "tp", "cp", "ep", "dp", "pp", or "control".
+  double exposed(std::string_view axis) const;
+  double busy(std::string_view axis) const;
+};
+
+// Returns the first band whose condition holds: a data sheet alone, other precisions or constants
+// of a program, experts, measured times. `unknown` is the share of the time that is extrapolated.
+Band band_of(const RunPlan& plan, const plan::Cluster& cluster, double unknown);
+
+// The FLOP/s by which MFU is counted.
+double peak_flops(const RunPlan& plan, const plan::Cluster& cluster);
+
+}  // namespace mtrain::predict

@@ -1,0 +1,213 @@
+#include "predict/stage_sequences.h"
+
+#include <algorithm>
+#include <charconv>
+#include <tuple>
+
+#include "base/error.h"
+
+namespace mtrain::predict {
+
+using device::LaunchRecord;
+using schedule::ActionKind;
+
+std::optional<ScopeAction> action_of(const std::string& scope) {
+  std::string_view text = std::string_view(scope).substr(0, scope.find(" > "));
+  ScopeAction action{};
+  const auto cut = [&](std::string_view prefix) {
+    const bool has = text.starts_with(prefix);
+    if (has) text.remove_prefix(prefix.size());
+    return has;
+  };
+  action.delayed = cut("delayed ");
+  cut("weights of ");
+  const auto number = [&](int64_t& value) {
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (error != std::errc()) return false;
+    text.remove_prefix(size_t(end - text.data()));
+    return true;
+  };
+  if (!number(action.stage)) return {};
+  struct Name {
+    std::string_view text;
+    ActionKind kind;
+    bool micro_batch = true;
+  };
+  static constexpr Name kNames[] = {{"F", ActionKind::F},
+                                    {"B", ActionKind::B},
+                                    {"I", ActionKind::I},
+                                    {"W", ActionKind::W},
+                                    {"SEND_F", ActionKind::send_f},
+                                    {"RECV_F", ActionKind::recv_f},
+                                    {"SEND_B", ActionKind::send_b},
+                                    {"RECV_B", ActionKind::recv_b},
+                                    {"UNSHARD", ActionKind::unshard, false},
+                                    {"RESHARD", ActionKind::reshard, false},
+                                    {"REDUCE_GRAD", ActionKind::reduce, false}};
+  const auto letters = text.substr(0, text.find_first_of("0123456789"));
+  for (const Name& name : kNames) {
+    if (name.text != letters) continue;
+    action.kind = name.kind;
+    text.remove_prefix(letters.size());
+    if (name.micro_batch && !number(action.micro_batch)) return {};
+    return action;
+  }
+  return {};
+}
+
+namespace {
+
+class Numbers {
+ public:
+  Numbers(const device::Records& records, LaunchList& list, GroupLinks& links)
+      : records_(records), list_(list), links_(links) {}
+  uint32_t operator()(const LaunchRecord& r) {
+    if (r.waits_for) return 0;
+    if (r.group < 0) return list_.number_of(r, nullptr);
+    by_group_.resize(records_.groups().size());
+    const plan::GroupLink*& link = by_group_[size_t(r.group)];
+    if (!link) link = &links_.of(records_.groups()[size_t(r.group)].ranks);
+    return list_.number_of(r, link);
+  }
+
+ private:
+  const device::Records& records_;
+  LaunchList& list_;
+  GroupLinks& links_;
+  std::vector<const plan::GroupLink*> by_group_;
+};
+
+// Items of a record that belong to an action.
+using Items = std::vector<const LaunchRecord*>;
+
+LaunchSequence sequence(const Items& items, Numbers& numbers) {
+  LaunchSequence s;
+  for (const LaunchRecord* r : items) s.add(*r, numbers(*r));
+  return s;
+}
+
+struct ActionItems {
+  Items items, delayed;
+};
+using ByAction = std::map<std::tuple<ActionKind, int64_t, int64_t>, ActionItems>;
+
+// Returns the micro-batch in the middle of those that have this action. Of two, it is the second
+// one for forwards, since the first may wait for parameters, and else the first one, since the last
+// reduces gradients.
+std::optional<int64_t> middle(const ByAction& all, ActionKind kind, int64_t stage) {
+  std::vector<int64_t> found;
+  for (auto i = all.lower_bound({kind, stage, 0}); i != all.end(); ++i) {
+    const auto& [k, s, micro_batch] = i->first;
+    if (k != kind || s != stage) break;
+    found.push_back(micro_batch);
+  }
+  if (found.empty()) return {};
+  return found[kind == ActionKind::F ? found.size() / 2 : (found.size() - 1) / 2];
+}
+
+void add_pairs(const schedule::ActionList& actions, const device::Records& records,
+               const std::vector<std::optional<ScopeAction>>& of_item, Numbers& numbers,
+               std::vector<PairSequence>& pairs) {
+  std::map<std::tuple<int64_t, int64_t>, std::vector<size_t>> places;
+  for (size_t i = 0; i + 1 < actions.size(); ++i)
+    if (actions[i].overlaps_next) places[{actions[i].stage, actions[i + 1].stage}].push_back(i);
+  for (const auto& [stages, at] : places) {
+    const schedule::Action &f = actions[at[at.size() / 2]], &b = actions[at[at.size() / 2] + 1];
+    PairSequence pair{.forward = f.stage, .backward = b.stage, .backward_kind = b.kind};
+    for (size_t i = 0; i < of_item.size(); ++i) {
+      if (!of_item[i]) continue;
+      for (const schedule::Action* a : {&f, &b})
+        if (of_item[i]->kind == a->kind && of_item[i]->stage == a->stage &&
+            of_item[i]->micro_batch == a->micro_batch && !of_item[i]->delayed)
+          pair.sequence.add(records.items()[i], numbers(records.items()[i]));
+    }
+    pairs.push_back(std::move(pair));
+  }
+}
+
+}  // namespace
+
+LaunchSequence sequence_of(const device::Records& records, LaunchList& list, GroupLinks& links) {
+  Numbers numbers(records, list, links);
+  LaunchSequence s;
+  for (const LaunchRecord& r : records.items()) s.add(r, numbers(r));
+  return s;
+}
+
+PipelineRankSequences sort_by_action(const device::Records& records,
+                                     const schedule::ActionList& actions, LaunchList& list,
+                                     GroupLinks& links) {
+  Numbers numbers(records, list, links);
+  PipelineRankSequences out;
+  ByAction all;
+  std::map<int64_t, Items> gathers;
+  std::vector<std::optional<ScopeAction>> of_item;
+  const std::string* scope = nullptr;
+  std::optional<ScopeAction> action;
+  std::map<int64_t, ScopeAction> last;  // by stage
+  int64_t largest_message = -1;
+  bool begun = false;
+  for (const LaunchRecord& r : records.items()) {
+    if (r.scope.get() != scope) {
+      scope = r.scope.get();
+      action = scope ? action_of(*scope) : std::nullopt;
+    }
+    of_item.push_back(action);
+    if (!action) {
+      (begun ? out.after : out.before).add(r, numbers(r));
+      continue;
+    }
+    begun = true;
+    switch (action->kind) {
+      case ActionKind::B:
+      case ActionKind::W: last[action->stage] = *action; [[fallthrough]];
+      case ActionKind::F:
+      case ActionKind::I: {
+        ActionItems& items = all[{action->kind, action->stage, action->micro_batch}];
+        (action->delayed ? items.delayed : items.items).push_back(&r);
+        break;
+      }
+      case ActionKind::unshard: gathers[action->stage].push_back(&r); break;
+      default:
+        if (r.stream.kind == device::StreamKind::pp_send && r.wire_bytes > largest_message) {
+          largest_message = r.wire_bytes;
+          out.send = numbers(r);
+        }
+    }
+  }
+  for (const auto& [key, items] : all) out.stages.try_emplace(std::get<1>(key));
+  for (auto& [stage, sequences] : out.stages) {
+    constexpr std::array kKinds{ActionKind::F, ActionKind::B, ActionKind::I, ActionKind::W};
+    for (const ActionKind kind : kKinds) {
+      const auto at = middle(all, kind, stage);
+      if (!at) continue;
+      const ActionItems& items = all[{kind, stage, *at}];
+      sequences.actions[size_t(kind)] = sequence(items.items, numbers);
+      if (kind == ActionKind::B) sequences.delayed = sequence(items.delayed, numbers);
+    }
+    const auto first = all.lower_bound({ActionKind::F, stage, 0});
+    if (first != all.end() && std::get<0>(first->first) == ActionKind::F)
+      sequences.first_forward = sequence(first->second.items, numbers);
+    if (const auto at = last.find(stage); at != last.end()) {
+      const auto& [kind, s, micro_batch, delayed] = at->second;
+      const ActionItems& items = all[{kind, stage, micro_batch}];
+      Items both = items.items;
+      both.insert(both.end(), items.delayed.begin(), items.delayed.end());
+      sequences.last_gradients = sequence(both, numbers);
+      sequences.last_kind = kind;
+    }
+    if (const auto at = gathers.find(stage); at != gathers.end()) {
+      // A stage is gathered several times; each time alike.
+      Items once;
+      for (const LaunchRecord* r : at->second) {
+        if (!once.empty() && r != once.back() + 1) break;
+        once.push_back(r);
+      }
+      sequences.gather = sequence(once, numbers);
+    }
+  }
+  add_pairs(actions, records, of_item, numbers, out.pairs);
+  return out;
+}
+
+}  // namespace mtrain::predict

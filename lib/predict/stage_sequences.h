@@ -1,0 +1,62 @@
+// The launches of each stage of a pipeline, sorted by the actions that make them.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "predict/group_links.h"
+#include "predict/recorded_step.h"
+#include "predict/replay.h"
+#include "schedule/action.h"
+
+namespace mtrain::predict {
+
+// An action as the scope of a launch names it: "1F0 > layers.3.attention", "delayed 1B0".
+struct ScopeAction {
+  schedule::ActionKind kind;
+  int64_t stage = 0, micro_batch = 0;
+  bool delayed = false;  // weight gradients of a B that run after its gradient is sent
+};
+// Returns nothing for the scope of other work.
+std::optional<ScopeAction> action_of(const std::string& scope);
+
+// What a stage enqueues. Sequences of actions that the schedule does not have are empty.
+struct StageSequences {
+  // Of a micro-batch in the middle of the step, by ActionKind: F, B (without what is delayed), I,
+  // W.
+  std::array<LaunchSequence, 4> actions;
+  LaunchSequence delayed;         // of that B
+  LaunchSequence first_forward;   // of the step's first micro-batch
+  LaunchSequence last_gradients;  // of the action that adds to the gradients last
+  schedule::ActionKind last_kind = schedule::ActionKind::B;
+  LaunchSequence gather;  // of an unshard action
+};
+
+// A forward and a backward that run together.
+struct PairSequence {
+  int64_t forward = 0, backward = 0;  // stages
+  schedule::ActionKind backward_kind = schedule::ActionKind::B;
+  LaunchSequence sequence;
+};
+
+// What a rank of a pipeline enqueues in a step of one flush.
+struct PipelineRankSequences {
+  std::map<int64_t, StageSequences> stages;
+  std::vector<PairSequence> pairs;  // each pair of stages once
+  LaunchSequence before, after;     // the actions
+  std::optional<uint32_t> send;     // number of a message's launch in the list; its largest
+};
+
+// Sorts what rank `pp_rank` of the pipeline has recorded. `lists` are the actions of the recorded
+// step.
+PipelineRankSequences sort_by_action(const device::Records& records,
+                                     const schedule::ActionList& actions, LaunchList& list,
+                                     GroupLinks& links);
+
+// Returns all items in their order.
+LaunchSequence sequence_of(const device::Records& records, LaunchList& list, GroupLinks& links);
+
+}  // namespace mtrain::predict

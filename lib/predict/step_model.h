@@ -1,0 +1,38 @@
+// Predicts steps of a plan on a cluster: the launches that the plan's Trainer makes, replayed with
+// the costs of that cluster.
+#pragma once
+#include <memory>
+
+#include "plan/cluster.h"
+#include "plan/run_plan.h"
+#include "predict/launch_costs.h"
+#include "predict/prediction.h"
+
+namespace mtrain::predict {
+
+// What a model records of a step.
+enum class RecordedParts {
+  few,  // few layers of each kind and few micro-batches, from which the others follow
+  all
+};
+
+class StepModel {
+ public:
+  // Records the launches, without ranks and devices. The plan must have a vocabulary, and ranks for
+  // which the cluster has devices. Takes some ten milliseconds for a model of any size, unless all
+  // is recorded. Throws UserError for a plan that cannot be recorded (predict/recorded_step.h).
+  StepModel(const RunPlan& plan, const plan::Cluster& cluster,
+            RecordedParts parts = RecordedParts::few);
+  ~StepModel();
+
+  // Takes microseconds to milliseconds, so searches and fits can call it often. The ranks of one
+  // stage are alike: one of them stands for all, with the slowest link that one of their groups
+  // has.
+  Prediction price(const LaunchCosts& costs) const;
+
+ private:
+  class Recording;
+  const std::unique_ptr<const Recording> recording_;
+};
+
+}  // namespace mtrain::predict

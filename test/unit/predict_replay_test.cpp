@@ -1,0 +1,172 @@
+// Replays sequences that are written by hand, whose times a reader can add up.
+#include <catch2/catch.hpp>
+
+#include "predict/replay.h"
+
+namespace predict_replay_test {
+
+using namespace mtrain;
+using namespace mtrain::predict;
+using device::StreamId;
+using device::StreamKind;
+
+namespace {
+
+// A launch takes as many seconds as its name says: "2" or "0.5".
+class NamedCosts : public LaunchCosts {
+ public:
+  double gap = 0, host = 0, slow = 0;
+  LaunchCost cost(const LaunchWork& launch, const plan::GroupLink*) const override {
+    return {.seconds = launch.flops > 0 ? launch.flops : launch.read + launch.wire_bytes};
+  }
+  double gap_seconds() const override { return gap; }
+  double host_seconds() const override { return host; }
+  double slowdown(StreamKind) const override { return slow; }
+};
+
+// Records items as a device does, with the numbers of each stream.
+class Script {
+ public:
+  Script& compute(int64_t seconds, const char* name = "add") {
+    return item({.name = name, .stream = StreamKind::compute, .read = {seconds}});
+  }
+  Script& gemm(int64_t seconds) {
+    return item({.name = "matmul_fc1_fwd",
+                 .stream = StreamKind::compute,
+                 .flops = seconds,
+                 .dtype = DType::bf16});
+  }
+  Script& sends(StreamKind kind, int64_t seconds) {
+    return item({.name = "all_reduce", .stream = kind, .wire_bytes = seconds});
+  }
+  Script& wait(StreamKind stream, StreamKind other) {
+    return item({.name = "wait",
+                 .stream = stream,
+                 .waits_for = StreamId(other),
+                 .waits_number = enqueued_[other]});
+  }
+  Script& forget() {  // what has been enqueued so far is not in the sequence
+    sequence_ = {};
+    return *this;
+  }
+  ReplayTimes replay(const NamedCosts& costs = {}, ReplayEnd end = ReplayEnd::all_streams) const {
+    return predict::replay(sequence_, list_, list_.price(costs), end);
+  }
+
+ private:
+  Script& item(device::LaunchRecord r) {
+    r.number = ++enqueued_[r.stream];
+    const plan::GroupLink link{.ranks = 2};
+    sequence_.add(r, r.waits_for ? 0 : list_.number_of(r, r.wire_bytes ? &link : nullptr));
+    return *this;
+  }
+  std::map<StreamId, uint64_t> enqueued_;
+  LaunchList list_;
+  LaunchSequence sequence_;
+};
+
+double exposed(const ReplayTimes& t, StreamKind kind) { return t.exposed[size_t(kind)]; }
+double computed(const ReplayTimes& t, LaunchClass c) { return t.compute[size_t(c)]; }
+
+void expect_adds_up(const ReplayTimes& t) {
+  double sum = t.gaps;
+  for (const double c : t.compute) sum += c;
+  for (const double e : t.exposed) sum += e;
+  CHECK(sum == Approx(t.seconds));
+}
+
+}  // namespace
+
+TEST_CASE("a stream runs its launches one after the other") {
+  const ReplayTimes t = Script().gemm(3).compute(2).compute(1, "adamw").replay();
+  CHECK(t.seconds == 6);
+  CHECK(computed(t, LaunchClass::gemm) == 3);
+  CHECK(computed(t, LaunchClass::memory) == 2);
+  CHECK(computed(t, LaunchClass::optimizer) == 1);
+  expect_adds_up(t);
+}
+
+TEST_CASE("communication is exposed while compute waits for it") {
+  // The all-reduce begins after the first GEMM, and takes 2 s longer than the second one.
+  const ReplayTimes t = Script()
+                            .gemm(3)
+                            .wait(StreamKind::tp, StreamKind::compute)
+                            .sends(StreamKind::tp, 4)
+                            .gemm(2)
+                            .wait(StreamKind::compute, StreamKind::tp)
+                            .gemm(1)
+                            .replay();
+  CHECK(t.seconds == 8);
+  CHECK(exposed(t, StreamKind::tp) == 2);
+  CHECK(t.busy[size_t(StreamKind::tp)] == 4);
+  expect_adds_up(t);
+}
+
+TEST_CASE("a wait for items that are not replayed is over") {
+  const ReplayTimes t = Script()
+                            .sends(StreamKind::dp_param, 9)
+                            .forget()
+                            .wait(StreamKind::compute, StreamKind::dp_param)
+                            .gemm(1)
+                            .replay();
+  CHECK(t.seconds == 1);
+}
+
+TEST_CASE("a wait ends after the item that it names, not after later ones") {
+  const ReplayTimes t = Script()
+                            .sends(StreamKind::dp_param, 1)
+                            .wait(StreamKind::compute, StreamKind::dp_param)
+                            .gemm(1)
+                            .sends(StreamKind::dp_param, 9)
+                            .replay({}, ReplayEnd::compute);
+  CHECK(t.seconds == 2);
+  CHECK(exposed(t, StreamKind::dp_param) == 1);
+}
+
+TEST_CASE("communication after the last computation is exposed if the end waits for it") {
+  Script script;
+  script.gemm(2).wait(StreamKind::dp_grad, StreamKind::compute).sends(StreamKind::dp_grad, 3);
+  CHECK(script.replay({}, ReplayEnd::compute).seconds == 2);
+  const ReplayTimes t = script.replay();
+  CHECK(t.seconds == 5);
+  CHECK(exposed(t, StreamKind::dp_grad) == 3);
+  expect_adds_up(t);
+}
+
+TEST_CASE("a host that enqueues slowly leaves gaps") {
+  NamedCosts costs;
+  costs.host = 2;
+  const ReplayTimes t = Script().gemm(1).gemm(1).gemm(5).gemm(1).replay(costs);
+  CHECK(t.seconds == 12);  // the third GEMM begins at 6, and the fourth one when it ends
+  CHECK(t.gaps == 4);
+  expect_adds_up(t);
+}
+
+TEST_CASE("gaps between launches count") {
+  NamedCosts costs;
+  costs.gap = 0.5;
+  const ReplayTimes t = Script().gemm(1).gemm(1).replay(costs);
+  CHECK(t.seconds == 3);
+  CHECK(t.gaps == 1);
+}
+
+TEST_CASE("communication slows computations down while it runs") {
+  NamedCosts costs;
+  costs.slow = 1;
+  // For 4 s the GEMM runs at half its speed; the other 4 of its 6 s are not slowed down.
+  const ReplayTimes t = Script().sends(StreamKind::dp_grad, 4).gemm(6).replay(costs);
+  CHECK(t.seconds == 8);
+  CHECK(computed(t, LaunchClass::gemm) == 8);
+  expect_adds_up(t);
+}
+
+TEST_CASE("times can be added and multiplied") {
+  const ReplayTimes once = Script().gemm(3).compute(2).replay();
+  ReplayTimes t = once;
+  t.add(once, 2);
+  CHECK(t.seconds == 15);
+  CHECK(computed(t, LaunchClass::gemm) == 9);
+  expect_adds_up(t);
+}
+
+}  // namespace predict_replay_test

@@ -1,0 +1,179 @@
+// Predicts steps of small models on clusters with round figures.
+#include <fmt/ranges.h>
+#include <catch2/catch.hpp>
+
+#include "base/error.h"
+#include "interchange/model_source.h"
+#include "plan/load_recipe.h"
+#include "predict/group_links.h"
+#include "predict/recorded_step.h"
+#include "predict/sheet_costs.h"
+#include "predict/stage_sequences.h"
+#include "predict/step_model.h"
+#include "test/support/predict_cases.h"
+
+namespace predict_step_model_test {
+
+using namespace mtrain;
+using namespace mtrain::predict;
+
+namespace {
+
+using Changes = std::vector<std::string>;
+
+RunPlan plan_of(int ranks, const Changes& more) {
+  Changes all{
+      "model.num_layers=4",         "model.hidden_size=64",     "model.num_attention_heads=4",
+      "model.num_query_groups=2",   "model.ffn_hidden_size=96", "dataset.seq_length=32",
+      "dataset.train=unused",       "train.run_dir=unused",     "train.steps=20",
+      "train.global_batch_size=24", "train.micro_batch_size=1", "mixed_precision=fp32",
+      "model.architecture=llama"};
+  all.insert(all.end(), more.begin(), more.end());
+  Diagnostics diagnostics;
+  const Recipe r = plan::load_recipe_text(interchange::model_source(), "model: {}\n", "tiny", all,
+                                          diagnostics, ranks);
+  diagnostics.throw_if_errors();
+  return plan::make_plan(r, ranks, 256);
+}
+
+plan::Cluster cluster(int64_t domain_gpus = 4) {
+  Diagnostics diagnostics;
+  const plan::Cluster c = plan::read_cluster_text(
+      fmt::format("gpu: {{kind: cpu, memory_gib: 4, peak_tflops: {{fp32: 0.1, bf16: 0.1}}}}\n"
+                  "domain: {{gpus: {}, gbps: 32}}\nnetwork: {{gbps: 8}}\nnodes: 8\n",
+                  domain_gpus),
+      "cluster.yaml", diagnostics);
+  diagnostics.throw_if_errors();
+  return c;
+}
+
+Prediction predicted(const RunPlan& plan, const plan::Cluster& c = cluster()) {
+  return StepModel(plan, c).price(SheetCosts(c, {}));
+}
+
+double sum(const std::vector<NamedTime>& parts) {
+  double all = 0;
+  for (const NamedTime& part : parts) all += part.seconds;
+  return all;
+}
+
+const std::pair<int, Changes> kLayouts[] = {
+    {1, {}},
+    {1, {"recompute=full"}},
+    {2, {"distributed.strategy=ddp"}},
+    {2, {"distributed.strategy=fsdp2"}},
+    {2, {"distributed.tp_size=2", "distributed.sequence_parallel=true"}},
+    {2, {"distributed.cp_size=2", "distributed.cp_comm_type=p2p"}},
+    {2, {"distributed.pp_size=2", "distributed.pipeline.pp_schedule=1f1b"}},
+    {2, {"distributed.pp_size=2", "distributed.pipeline.pp_schedule=gpipe"}},
+    {2, {"distributed.pp_size=2", "distributed.pipeline.pp_schedule=zero_bubble"}},
+    {2,
+     {"distributed.pp_size=2", "distributed.vpp_size=2",
+      "distributed.pipeline.pp_schedule=interleaved_1f1b"}},
+    {4,
+     {"distributed.pp_size=2", "distributed.pipeline.pp_schedule=1f1b",
+      "distributed.strategy=fsdp2"}},
+    {8,
+     {"distributed.pp_size=2", "distributed.pipeline.pp_schedule=1f1b", "distributed.tp_size=2",
+      "distributed.strategy=megatron_ddp"}},
+    {2,
+     {"model.moe.num_experts=4", "model.moe.ffn_hidden_size=48", "model.moe.router_topk=2",
+      "debug.route=balanced", "distributed.ep_size=2", "distributed.strategy=megatron_ddp"}}};
+
+}  // namespace
+
+TEST_CASE("a scope names its action") {
+  const auto b = action_of("1B12 > layers.3.attention");
+  REQUIRE(b);
+  CHECK(b->kind == schedule::ActionKind::B);
+  CHECK(b->stage == 1);
+  CHECK(b->micro_batch == 12);
+  CHECK_FALSE(b->delayed);
+  CHECK(action_of("delayed 0B3 > layers.0.mlp")->delayed);
+  CHECK(action_of("2UNSHARD")->kind == schedule::ActionKind::unshard);
+  CHECK(action_of("0SEND_F3")->kind == schedule::ActionKind::send_f);
+  CHECK_FALSE(action_of("optimizer"));
+  CHECK_FALSE(action_of("3x"));
+}
+
+TEST_CASE("the parts of a predicted step add up to it") {
+  for (const auto& [ranks, changes] : kLayouts) {
+    INFO(fmt::format("{} ranks: {}", ranks, fmt::join(changes, " ")));
+    const RunPlan plan = plan_of(ranks, changes);
+    const Prediction p = predicted(plan);
+    CHECK(p.step_s > 0);
+    CHECK(sum(p.parts()) == Approx(p.step_s));
+    CHECK(p.tokens_per_s == Approx(24 * 32 / p.step_s));
+    CHECK(p.mfu > 0);
+    CHECK(p.mfu < 1);
+    CHECK(p.memory.size() == size_t(plan.layout.pp));
+    CHECK(p.band.share == 0.4);
+  }
+}
+
+TEST_CASE("a step of many micro-batches takes as long as all its launches") {
+  for (const auto& [ranks, changes] : kLayouts) {
+    const RunPlan plan = plan_of(ranks, changes);
+    if (plan.layout.pp > 1) continue;
+    INFO(fmt::format("{} ranks: {}", ranks, fmt::join(changes, " ")));
+    const plan::Cluster c = cluster();
+    const SheetCosts costs(c, {});
+    GroupLinks links(plan, c);
+    LaunchList list;
+    const LaunchSequence all = sequence_of(record_step(plan, 0).records, list, links);
+    const ReplayTimes t = replay(all, list, list.price(costs), ReplayEnd::all_streams);
+    CHECK(predicted(plan).step_s == Approx(t.seconds).epsilon(1e-3));
+  }
+}
+
+// Deep models, so that few layers stand for many.
+TEST_CASE("a step of few layers and micro-batches predicts the step of all of them") {
+  const Changes deep{"model.num_layers=24", "train.global_batch_size=64",
+                     "train.micro_batch_size=1"};
+  const plan::Cluster c = cluster();
+  const SheetCosts costs(c, {});
+  double worst = 0;
+  const auto expect_equal = [&](const predict_cases::Case& one) {
+    INFO(predict_cases::describe(one));
+    const RunPlan plan = predict_cases::plan_of(one, deep);
+    if (!recording_obstacle(plan).empty()) return;
+    const Prediction few = StepModel(plan, c).price(costs),
+                     all = StepModel(plan, c, RecordedParts::all).price(costs);
+    CHECK(few.step_s == Approx(all.step_s).epsilon(1e-3));
+    worst = std::max(worst, std::abs(few.step_s / all.step_s - 1));
+    for (const char* axis : {"tp", "cp", "ep", "dp", "pp"}) {
+      CAPTURE(axis, few.exposed(axis), all.exposed(axis));
+      CHECK(std::abs(few.exposed(axis) - all.exposed(axis)) <= 1e-3 * all.step_s);
+      CHECK(few.busy(axis) == Approx(all.busy(axis)).epsilon(1e-2));
+    }
+  };
+  for (const predict_cases::Case& one : predict_cases::kFamilies) expect_equal(one);
+  for (const predict_cases::Case& one : predict_cases::kLayouts) expect_equal(one);
+  WARN("the worst is off by " << 100 * worst << " %");
+}
+
+// A stage of a pipeline of two computes half of the layers; the head is in the last one.
+TEST_CASE("a pipeline takes the time of its slowest stage, and its bubble") {
+  const Prediction alone = predicted(plan_of(1, {})),
+                   two = predicted(plan_of(
+                       2, {"distributed.pp_size=2", "distributed.pipeline.pp_schedule=1f1b"}));
+  CHECK(two.step_s > alone.step_s / 2);
+  CHECK(two.step_s < alone.step_s);
+  CHECK(two.bubble_s > 0);
+}
+
+TEST_CASE("groups that leave a domain use the network") {
+  const Changes tp{"distributed.tp_size=2", "distributed.sequence_parallel=true"};
+  const Prediction in_domain = predicted(plan_of(2, tp)),
+                   across = predicted(plan_of(2, tp), cluster(1));
+  CHECK(across.exposed("tp") > 2 * in_domain.exposed("tp"));
+}
+
+TEST_CASE("exposed communication is not above what is at work") {
+  const Prediction p =
+      predicted(plan_of(2, {"distributed.strategy=megatron_ddp", "ddp.bucket_size=3000"}));
+  CHECK(p.busy("dp") > 0);
+  CHECK(p.exposed("dp") <= p.busy("dp") * 1.001);
+}
+
+}  // namespace predict_step_model_test
