@@ -1,7 +1,10 @@
 // The subcommands of mtrain. Each add_..._command adds a subcommand with its options to `app`, and
 // sets the callback that runs it.
 #pragma once
+#include <cstdint>
 #include <string>
+
+#include "recipe/recipe.h"
 
 namespace CLI {
 class App;
@@ -23,6 +26,7 @@ void add_export_command(CLI::App& app);              // `mtrain export hf`
 void add_eval_command(CLI::App& app);                // `mtrain eval`
 void add_checkpoint_command(CLI::App& app);          // `mtrain checkpoint list|show|verify|...`
 void add_schedule_command(CLI::App& app);            // `mtrain schedule`
+void add_plan_command(CLI::App& app);                // `mtrain plan`
 void add_timeline_command(CLI::App& app);            // `mtrain timeline`
 void add_watch_command(CLI::App& app);               // `mtrain watch`
 void add_status_command(CLI::App& app);              // `mtrain status`
@@ -38,5 +42,9 @@ std::string version_text();                          // `mtrain --version`: this
 
 // Returns the GPUs of this host for the job's ranks on it; none in a build without CUDA.
 plan::Machine machine_of(const launch::Job& job);
+
+// Returns the size of the vocabulary for a plan. Throws UserError if neither the recipe nor a file
+// of its tokenizer has it.
+int64_t vocabulary_of_plan(const Recipe& recipe);
 
 }  // namespace mtrain

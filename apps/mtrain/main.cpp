@@ -77,6 +77,7 @@ int run_program(int argc, char** argv) {
   mtrain::add_export_command(app);
   mtrain::add_eval_command(app);
   mtrain::add_checkpoint_command(app);
+  mtrain::add_plan_command(app);
   mtrain::add_schedule_command(app);
   mtrain::add_timeline_command(app);
   mtrain::add_watch_command(app);

@@ -51,16 +51,6 @@ void tell(const Diagnostics& diagnostics) {
         severity == recipe::Severity::warning ? log::warn(d.str()) : log::info(d.str());
 }
 
-// A plan needs the tokenizer's file only for the size of its vocabulary.
-int64_t vocabulary_of_plan(const Recipe& r) {
-  try {
-    return train::vocabulary(plan::tokenizer_options(r));
-  } catch (const UserError& e) {
-    throw UserError(e.message(), "set model.vocab_size: the plan then needs no tokenizer" +
-                                     (e.hint().empty() ? "" : "; or " + e.hint()));
-  }
-}
-
 // Converts train.epochs to steps. Reads the index of the data.
 void count_steps(Recipe& r, Diagnostics& diagnostics) {
   if (r.steps_known()) return;
@@ -257,6 +247,16 @@ plan::Machine machine_of(const launch::Job& job) {
   const std::string_view cuda = MTRAIN_CUDA_VERSION;
   return plan::machine_with(cuda.empty() ? std::vector<std::string>() : launch::visible_gpus(),
                             job.local_size);
+}
+
+// A plan needs the tokenizer's file only for the size of its vocabulary.
+int64_t vocabulary_of_plan(const Recipe& r) {
+  try {
+    return train::vocabulary(plan::tokenizer_options(r));
+  } catch (const UserError& e) {
+    throw UserError(e.message(), "set model.vocab_size: the plan then needs no tokenizer" +
+                                     (e.hint().empty() ? "" : "; or " + e.hint()));
+  }
 }
 
 void add_train_options(CLI::App& app, char** argv) {

@@ -1,6 +1,8 @@
 #include "predict/group_links.h"
 
+#include <algorithm>
 #include <optional>
+#include <set>
 
 namespace mtrain::predict {
 
@@ -8,22 +10,34 @@ namespace {
 
 // Returns the axes along which the ranks differ; nothing if they are not a group of the mesh.
 std::optional<mesh::Axes> axes_of(const mesh::Mesh& mesh, const std::vector<int64_t>& ranks) {
-  const std::vector<int64_t> first = mesh.coordinates(ranks[0]);
-  std::vector<bool> differs(first.size());
-  for (const int64_t rank : ranks) {
-    const std::vector<int64_t> at = mesh.coordinates(rank);
-    for (size_t i = 0; i < at.size(); ++i)
-      if (at[i] != first[i]) differs[i] = true;
-  }
   mesh::Axes axes;
-  for (size_t i = 0; i < differs.size(); ++i)
-    if (differs[i]) axes.push_back(mesh.axes()[i].axis);
+  for (const mesh::Mesh::AxisSize& a : mesh.axes()) {
+    const int64_t first = mesh.coordinate(ranks[0], a.axis);
+    if (std::ranges::any_of(ranks, [&](int64_t r) { return mesh.coordinate(r, a.axis) != first; }))
+      axes.push_back(a.axis);
+  }
   if (mesh.size(axes) != int64_t(ranks.size())) return {};
   return axes;
 }
 
-bool is_slower(const plan::GroupLink& a, const plan::GroupLink& b) {
-  return std::pair{-a.domains, a.per_domain} < std::pair{-b.domains, b.per_domain};
+// Returns ranks with which the groups along `axes` begin, counted from the beginning of a domain.
+// Where a group's ranks lie in domains depends on nothing else.
+std::set<int64_t> begins(const mesh::Mesh& mesh, const mesh::Axes& axes, int64_t domain) {
+  std::set<int64_t> all{0};
+  for (const mesh::Mesh::AxisSize& a : mesh.axes()) {
+    if (std::ranges::count(axes, a.axis)) continue;
+    std::set<int64_t> wider;
+    for (const int64_t begin : all)
+      for (int64_t k = 0; k < std::min(a.size, domain); ++k)
+        wider.insert((begin + k * mesh.stride(a.axis)) % domain);
+    all = std::move(wider);
+  }
+  return all;
+}
+
+void take_slower(plan::GroupLink& slowest, const plan::GroupLink& link) {
+  if (std::pair{-link.domains, link.per_domain} < std::pair{-slowest.domains, slowest.per_domain})
+    slowest = link;
 }
 
 }  // namespace
@@ -37,22 +51,35 @@ const plan::GroupLink& GroupLinks::of(const std::vector<int>& ranks) {
   return known_.emplace(ranks, find({ranks.begin(), ranks.end()})).first->second;
 }
 
-plan::GroupLink GroupLinks::find(const std::vector<int64_t>& ranks) const {
-  if (world_ > cluster_.domain_gpus)
-    for (const mesh::Mesh* mesh : {&device_, &moe_})
-      if (const auto axes = axes_of(*mesh, ranks)) return link_of(cluster_, *mesh, *axes);
-  return link_of(cluster_, ranks);
+plan::GroupLink GroupLinks::find(std::vector<int64_t> ranks) const {
+  plan::GroupLink slowest = link_of(cluster_, ranks);
+  if (world_ <= cluster_.domain_gpus || int64_t(ranks.size()) == world_) return slowest;
+  for (const mesh::Mesh* mesh : {&device_, &moe_}) {
+    const auto axes = axes_of(*mesh, ranks);
+    if (!axes) continue;
+    const int64_t first = ranks[0];
+    for (const int64_t begin : begins(*mesh, *axes, cluster_.domain_gpus)) {
+      std::vector<int64_t> group = ranks;
+      for (int64_t& rank : group) rank += begin - first;
+      take_slower(slowest, link_of(cluster_, group));
+    }
+    break;
+  }
+  return slowest;
 }
 
 plan::GroupLink GroupLinks::between_stages() const {
-  const int64_t stride = device_.stride(mesh::Axis::pp), pp = device_.size(mesh::Axis::pp);
-  plan::GroupLink slowest = link_of(cluster_, {0});
-  for (int64_t rank = 0; rank < world_; ++rank) {
-    const int64_t stage = device_.coordinate(rank, mesh::Axis::pp),
-                  next = rank + ((stage + 1) % pp - stage) * stride;
-    const plan::GroupLink link = link_of(cluster_, {rank, next});
-    if (is_slower(link, slowest)) slowest = link;
-  }
+  const int64_t stride = device_.stride(mesh::Axis::pp), pp = device_.size(mesh::Axis::pp),
+                domain = cluster_.domain_gpus;
+  const std::set<int64_t> first = begins(device_, {mesh::Axis::pp}, domain);
+  plan::GroupLink slowest = link_of(cluster_, {0, stride});
+  std::set<int64_t> seen;
+  for (int64_t stage = 0; stage < pp; ++stage)
+    for (const int64_t begin : first) {
+      const int64_t rank = begin + stage * stride, next = begin + (stage + 1) % pp * stride;
+      if (stage + 1 < pp && !seen.insert(rank % domain).second) continue;
+      take_slower(slowest, link_of(cluster_, {rank, next}));
+    }
   return slowest;
 }
 

@@ -20,7 +20,7 @@ class GroupLinks {
   plan::GroupLink between_stages() const;
 
  private:
-  plan::GroupLink find(const std::vector<int64_t>& ranks) const;
+  plan::GroupLink find(std::vector<int64_t> ranks) const;
 
   const plan::Cluster& cluster_;
   const int64_t world_;

@@ -63,14 +63,18 @@ class Numbers {
       : records_(records), list_(list), links_(links) {}
   uint32_t operator()(const LaunchRecord& r) {
     if (r.waits_for) return 0;
-    return list_.number_of(
-        r, r.group < 0 ? nullptr : &links_.of(records_.groups()[size_t(r.group)].ranks));
+    if (r.group < 0) return list_.number_of(r, nullptr);
+    by_group_.resize(records_.groups().size());
+    const plan::GroupLink*& link = by_group_[size_t(r.group)];
+    if (!link) link = &links_.of(records_.groups()[size_t(r.group)].ranks);
+    return list_.number_of(r, link);
   }
 
  private:
   const device::Records& records_;
   LaunchList& list_;
   GroupLinks& links_;
+  std::vector<const plan::GroupLink*> by_group_;
 };
 
 // Items of a record that belong to an action.

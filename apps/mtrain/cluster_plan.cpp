@@ -1,0 +1,79 @@
+#include "cluster_plan.h"
+
+#include <utility>
+
+#include "apps/prepare.h"
+#include "base/error.h"
+#include "commands.h"
+#include "interchange/config.h"
+#include "interchange/continued_model.h"
+#include "interchange/export.h"
+#include "interchange/model_source.h"
+#include "plan/load_recipe.h"
+#include "plan/rules/rules.h"
+#include "plan/rules/unsupported.h"
+#include "recipe/load/find_recipe.h"
+
+namespace mtrain {
+
+namespace {
+
+// Returns settings for what the recipe leaves to its machine.
+std::vector<std::string> settings_of(const plan::Cluster& cluster, const Recipe& recipe) {
+  std::vector<std::string> settings;
+  const auto set = [&](const char* field, const std::string& value) {
+    if (!recipe.given(field)) settings.push_back(std::string(field) + "=" + value);
+  };
+  set("train.device", cluster.is_cpu() ? "cpu" : "cuda");
+  if (!cluster.is_cpu()) {
+    set("hardware.gpu", std::string(enum_name(cluster.kind)));
+    set("hardware.gpus_per_node", std::to_string(cluster.domain_gpus));
+  }
+  return settings;
+}
+
+}  // namespace
+
+ClusterPlan plan_on_cluster(const ClusterPlanWords& words) {
+  Diagnostics diagnostics;
+  const std::vector<std::string> folders = folders_of_recipes();
+  const std::string path = recipe::find_recipe(words.recipe, folders, diagnostics),
+                    cluster_path = plan::find_cluster(words.cluster, folders, diagnostics);
+  diagnostics.throw_if_errors();
+  plan::Cluster cluster = plan::read_cluster(cluster_path, diagnostics);
+  const int64_t world = words.world_size.value_or(cluster.gpus());
+  plan::Machine machine;
+  machine.dry_run = true;
+  const std::string saved = interchange::continued_model(path, words.overrides, false);
+  const auto load = [&](const std::vector<std::string>& settings, Diagnostics& mistakes) {
+    return plan::load_recipe(interchange::model_source(), path, settings, mistakes, world, machine,
+                             saved);
+  };
+  std::vector<std::string> settings = words.overrides;
+  if (!diagnostics.has_errors()) {
+    Diagnostics ignored;
+    const std::vector<std::string> more = settings_of(cluster, load(settings, ignored));
+    settings.insert(settings.begin(), more.begin(), more.end());
+  }
+  const bool cluster_is_right = !diagnostics.has_errors();
+  Recipe recipe = load(settings, diagnostics);
+  if (saved.empty()) interchange::check_folder_model(recipe, diagnostics);
+  plan::check_supported(recipe, diagnostics);
+  if (cluster_is_right) plan::check_cluster(cluster, recipe, world, diagnostics);
+  diagnostics.throw_if_errors();
+  const int64_t vocabulary = vocabulary_of_plan(recipe);
+  RunPlan plan = plan::make_plan(recipe, world, vocabulary);
+  return {.cluster = std::move(cluster),
+          .recipe = std::move(recipe),
+          .source = {.models = &interchange::model_source(),
+                     .path = path,
+                     .settings = settings,
+                     .world = world,
+                     .machine = machine,
+                     .saved_model = saved},
+          .plan = std::move(plan),
+          .vocabulary = vocabulary,
+          .diagnostics = std::move(diagnostics)};
+}
+
+}  // namespace mtrain

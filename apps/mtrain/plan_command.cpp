@@ -1,0 +1,88 @@
+// Predicts what a recipe takes on a cluster.
+#include <unistd.h>
+#include <cstdio>
+#include <memory>
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include "apps/command_line.h"
+#include "apps/prepare.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "base/terminal.h"
+#include "cluster_plan.h"
+#include "commands.h"
+#include "predict/cluster_costs.h"
+#include "predict/prediction_text.h"
+#include "predict/recorded_step.h"
+#include "predict/step_model.h"
+
+namespace mtrain {
+
+namespace {
+
+struct PlanOptions : ClusterPlanWords {
+  bool json = false;
+};
+
+std::string json_of(const predict::Prediction& p, const ClusterPlan& planned) {
+  nlohmann::ordered_json j;
+  j["ranks"] = planned.plan.layout.world;
+  j["cluster"] = planned.cluster.source;
+  j["step_s"] = p.step_s;
+  j["tokens_per_s"] = p.tokens_per_s;
+  j["mfu"] = p.mfu;
+  j["band"] = {{"share", p.band.share}, {"reason", p.band.reason}};
+  for (const predict::NamedTime& part : p.parts()) j["parts_s"][part.name] = part.seconds;
+  j["communication"] = nlohmann::ordered_json::object();
+  for (const char* axis : {"tp", "cp", "ep", "dp", "pp"})
+    if (p.busy(axis) > 0)
+      j["communication"][axis] = {{"busy_s", p.busy(axis)}, {"exposed_s", p.exposed(axis)}};
+  j["memory_bytes"] = p.memory;
+  j["usable_bytes"] = planned.cluster.usable_bytes();
+  return j.dump(2) + "\n";
+}
+
+void show_plan(const PlanOptions& o) {
+  ClusterPlan planned = plan_on_cluster(o);
+  const auto costs = predict::costs_for(planned.cluster, planned.diagnostics);
+  planned.diagnostics.throw_if_errors();
+  const predict::StepModel model(planned.plan, planned.cluster);
+  const predict::Prediction p = model.price(*costs);
+  const std::string text = o.json ? json_of(p, planned)
+                                  : predict::prediction_text(p, planned.plan, planned.cluster,
+                                                             line_width(STDOUT_FILENO));
+  std::fputs(text.c_str(), stdout);
+}
+
+}  // namespace
+
+void add_plan_command(CLI::App& app) {
+  auto o = std::make_shared<PlanOptions>();
+  auto* command = app.add_subcommand(
+      "plan", "predict the step time and the memory of a recipe on a cluster, without devices");
+  set_examples(*command,
+               {"mtrain plan --recipe llama3_8b --cluster dgx_h100 --world-size 32",
+                "mtrain plan --recipe recipes/quickstart.yaml --cluster cpu_2cores --json",
+                "mtrain plan --recipe llama3_70b --cluster dgx_h100 distributed.tp_size=4"});
+  command
+      ->add_option("--recipe,-r,--config,-c", o->recipe,
+                   "YAML recipe: a path, or the name of a ready recipe (llama3_8b)")
+      ->required();
+  command
+      ->add_option("--cluster", o->cluster,
+                   "cluster file: a path, or the name of a ready one (dgx_h100)")
+      ->required();
+  command->add_option("overrides", o->overrides,
+                      "settings that override the recipe: section.field=value");
+  command
+      ->add_option("--world-size", o->world_size,
+                   "ranks to plan for; by default one for each device of the cluster")
+      ->check(integer_from(int64_t{1}, int64_t{1} << 24).description(""))
+      ->type_name("N");
+  command->add_flag("--json", o->json, "as JSON, with all figures");
+  command->callback([o] { show_plan(*o); });
+}
+
+}  // namespace mtrain
