@@ -20,7 +20,7 @@ using recipe::Node;
 using recipe::SourceLocation;
 
 constexpr const char* kWriteAgain = "let `mtrain calibrate` write the file again";
-constexpr double kMicro = 1e-6, kGiga = 1e9;
+constexpr double kMicrosecond = 1e-6, kGigabyte = 1e9;
 constexpr double kMost = 1e24;  // of bytes and FLOPs: above any launch
 constexpr double kLongest = 1e6;
 constexpr size_t kMostPoints = 100000;
@@ -161,7 +161,7 @@ class CalibrationReader {
     recipe::section::read_rows(plain, recipe::section_rows(c), diagnostics_);
     out_.machine = c.machine, out_.build = c.build, out_.date = c.date;
     out_.threads = c.threads, out_.ranks = c.ranks;
-    out_.gap_s = c.gap_us * kMicro, out_.host_s = c.host_us * kMicro;
+    out_.gap_s = c.gap_us * kMicrosecond, out_.host_s = c.host_us * kMicrosecond;
   }
 
  private:
@@ -221,8 +221,8 @@ class CalibrationReader {
     out_.links.push_back({.kind = words[0],
                           .dtype = *dtype,
                           .ranks = *ranks,
-                          .alpha_s = c.alpha_us * kMicro,
-                          .bytes_per_s = c.gbytes_s * kGiga,
+                          .alpha_s = c.alpha_us * kMicrosecond,
+                          .bytes_per_s = c.gbytes_s * kGigabyte,
                           .spread = c.spread});
   }
 
@@ -306,7 +306,7 @@ std::string print_calibration(const Calibration& c) {
   text += fmt::format("machine: {}\nbuild: {}\ndate: {}\n", quoted(c.machine), quoted(c.build),
                       quoted(c.date));
   text += fmt::format("threads: {}\nranks: {}\ngap_us: {:.6g}\nhost_us: {:.6g}\n", c.threads,
-                      c.ranks, c.gap_s / kMicro, c.host_s / kMicro);
+                      c.ranks, c.gap_s / kMicrosecond, c.host_s / kMicrosecond);
   if (!c.slowdowns.empty()) text += "slowdown:\n";
   for (const auto& [stream, share] : c.slowdowns)
     text += fmt::format("  {}: {:.6g}\n", stream, share);
@@ -328,8 +328,8 @@ std::string print_calibration(const Calibration& c) {
   if (!c.links.empty()) text += "links:\n";
   for (const LinkTimes& l : c.links)
     text += fmt::format("  {} {} {}: {{alpha_us: {:.6g}, gbytes_s: {:.6g}, spread: {:.6g}}}\n",
-                        l.kind, dtype_name(l.dtype), l.ranks, l.alpha_s / kMicro,
-                        l.bytes_per_s / kGiga, l.spread);
+                        l.kind, dtype_name(l.dtype), l.ranks, l.alpha_s / kMicrosecond,
+                        l.bytes_per_s / kGigabyte, l.spread);
   return text;
 }
 
