@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/strings.h"
 #include "recipe/load/read_section.h"
 
 namespace mtrain::plan {
@@ -110,17 +111,6 @@ std::string fault_of(const TimesConfig& t) {
   return "";
 }
 
-std::vector<std::string> words_of(const std::string& text) {
-  std::vector<std::string> words(1);
-  for (const char c : text) {
-    if (c == ' ')
-      words.emplace_back();
-    else
-      words.back() += c;
-  }
-  return words;
-}
-
 std::optional<DType> parse_dtype(const std::string& name) {
   for (int i = 0; i <= int(DType::f8e5m2); ++i)
     if (dtype_name(DType(i)) == name) return DType(i);
@@ -194,7 +184,7 @@ class CalibrationReader {
   void times(const Node::Key& key, const Node& node) {
     TimesConfig c;
     if (!read_entry(key, node, c)) return;
-    const std::vector<std::string> words = words_of(key.name);
+    const std::vector<std::string> words = split(key.name, ' ');
     const auto dtype = words.size() == 2 ? parse_dtype(words[1]) : std::nullopt;
     if (!dtype || words[0].empty())
       return error(key.location, key.name,
@@ -211,7 +201,7 @@ class CalibrationReader {
   void link(const Node::Key& key, const Node& node) {
     LinkConfig c;
     if (!read_entry(key, node, c)) return;
-    const std::vector<std::string> words = words_of(key.name);
+    const std::vector<std::string> words = split(key.name, ' ');
     const auto dtype = words.size() == 3 ? parse_dtype(words[1]) : std::nullopt;
     const auto ranks = words.size() == 3 ? parse_ranks(words[2]) : std::nullopt;
     if (!dtype || !ranks || words[0].empty() || c.gbytes_s == 0)

@@ -22,9 +22,8 @@ std::unique_ptr<const LaunchCosts> costs_for(const plan::Cluster& cluster, const
   for (const recipe::Diagnostic& d : own.sorted())
     diagnostics.add_at(d.severity, d.location, d.field, d.reason, d.hint);
   if (own.has_errors()) return std::make_unique<const SheetCosts>(cluster, StackConstants{});
-  // A CPU of a cluster file is one core. The threads of a GPU's host do not matter.
-  const int64_t threads =
-      cluster.is_cpu() ? std::max<int64_t>(1, plan.device.threads) : measured.threads;
+  // A CPU of a cluster file is one core.
+  const int64_t threads = std::max<int64_t>(1, plan.device.threads);
   return std::make_unique<const MeasuredCosts>(std::move(measured), cluster, threads,
                                                emulated_link(plan.comm));
 }

@@ -46,8 +46,8 @@ EmulatedLinkCosts emulated_link(const plan::CommOptions& comm);
 
 class MeasuredCosts : public LaunchCosts {
  public:
-  // `threads` of the ranks that the prediction is for; another number than the calibration's makes
-  // all costs of computations unknown.
+  // `threads` of a rank that the prediction is for. If the calibration had a different number, all
+  // costs of computations are unknown.
   MeasuredCosts(plan::Calibration calibration, const plan::Cluster& cluster, int64_t threads,
                 EmulatedLinkCosts link);
 

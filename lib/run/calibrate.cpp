@@ -148,7 +148,7 @@ struct Disturbed {
 };
 
 // What the rounds have measured.
-struct Samples {
+struct MeasuredSteps {
   std::map<LaunchKey, std::vector<double>> launches;  // seconds: means over a step
   std::vector<Disturbed> disturbed;
   std::vector<double> gaps, hosts;  // seconds of each launch, of a step
@@ -167,7 +167,7 @@ class CalibrationModel {
   }
 
   // Makes the first steps, and records a step. Its own host times go to `samples`.
-  void begin(Samples& samples) {
+  void begin(MeasuredSteps& samples) {
     use_arithmetic();
     trainer_.step();
     device_.synchronize();
@@ -195,7 +195,7 @@ class CalibrationModel {
   }
 
   // Trains for the time of a visit; all ranks make the same number of steps.
-  void visit(Samples& samples, const comm::HostCollectives& all) {
+  void visit(MeasuredSteps& samples, const comm::HostCollectives& all) {
     use_arithmetic();
     all.any(false);  // the ranks begin together
     const auto begin = Clock::now();
@@ -226,7 +226,7 @@ class CalibrationModel {
     if (bf16_) device_.set_bf16_arithmetic(*bf16_);
   }
 
-  void step(Samples& samples) {
+  void step(MeasuredSteps& samples) {
     StepTimings sink;
     device_.set_timing_sink(&sink);
     const auto begin = Clock::now();
@@ -237,7 +237,7 @@ class CalibrationModel {
     add(sink.take(), seconds, samples);
   }
 
-  void add(const StepTimings::Times& times, double seconds, Samples& samples) {
+  void add(const StepTimings::Times& times, double seconds, MeasuredSteps& samples) {
     std::map<StreamKind, std::vector<Interval>> communication;
     for (const auto& [stream, launches] : launches_) {
       const auto timed = times.launches.find(stream);
@@ -294,7 +294,7 @@ class CalibrationModel {
 };
 
 // Median by launch, and slow-downs relative to these medians.
-void summarize(const Samples& samples, plan::Calibration& out) {
+void summarize(const MeasuredSteps& samples, plan::Calibration& out) {
   std::map<LaunchKey, double> medians;
   std::map<std::pair<std::string, DType>, std::vector<plan::LaunchPoint>> launches;
   constexpr double kShortest = 1e-9;
@@ -447,12 +447,12 @@ std::vector<plan::LinkTimes> measure_links(Device& device, comm::World& world, d
 }  // namespace
 
 plan::Calibration measure_machine(Device& device, comm::World& world, double seconds,
-                                  const std::vector<RunPlan>& further) {
+                                  const std::vector<RunPlan>& alone,
+                                  const std::vector<RunPlan>& shared) {
   const auto begin = Clock::now();
   plan::Calibration out;
-  const DeviceKind kind = device.is_cuda() ? DeviceKind::cuda : DeviceKind::cpu;
   if (world.size() > 1) out.links = measure_links(device, world, kForLinks * seconds);
-  Samples samples;
+  MeasuredSteps samples;
   std::vector<std::unique_ptr<CalibrationModel>> models;
   const auto add = [&](const std::vector<RunPlan>& plans, const comm::World& ranks) {
     for (const RunPlan& plan : plans) {
@@ -460,9 +460,8 @@ plan::Calibration measure_machine(Device& device, comm::World& world, double sec
       models.back()->begin(samples);
     }
   };
-  add(calibration_models(kind), comm::World::alone());
-  add(calibration_layouts(kind, world.size()), world);
-  add(further, world);
+  add(alone, comm::World::alone());
+  add(shared, world);
   const comm::HostCollectives all(world, device);
   for (int64_t round = 0; round < kMostRounds; ++round) {
     if (all.any(round >= kLeastRounds && seconds_since(begin) > seconds)) break;
@@ -478,9 +477,11 @@ plan::Calibration measure_machine(Device& device, comm::World& world, double sec
 
 plan::Calibration calibrate(const CalibrateJob& job) {
   const IgnoreSigpipe pipes;
-  const bool cuda = job.machine.gpus >= std::max(1, job.job.local_size);
+  const std::vector<RunPlan> alone = calibration_models(job.machine);
+  std::vector<RunPlan> shared = calibration_layouts(job.machine, job.job.size);
+  shared.insert(shared.end(), job.further.begin(), job.further.end());
   plan::MeetingPlan meeting;
-  meeting.device = {.kind = cuda ? DeviceKind::cuda : DeviceKind::cpu, .threads = job.threads};
+  meeting.device = {.kind = alone.at(0).device.kind, .threads = job.threads};
   meeting.recipe = "mtrain calibrate";
   comm::World world =
       job.job.size == 1 ? comm::World::alone()
@@ -489,7 +490,7 @@ plan::Calibration calibrate(const CalibrateJob& job) {
   const auto device = open_device(meeting.device, job.job);
   plan::Calibration c;
   try {
-    c = measure_machine(*device, world, job.seconds, job.further);
+    c = measure_machine(*device, world, job.seconds, alone, shared);
   } catch (const std::exception& e) {
     world.abort(e.what());  // peers then do not wait for their timeout
     throw;

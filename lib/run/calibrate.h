@@ -26,11 +26,12 @@ struct CalibrateJob {
 // Measures on an open device for about so many seconds. All ranks of the world call it, and train
 // at the same time; rank 0 gets the result, the others an empty one.
 //
-// Small models are trained on made-up data: first each rank its own, then all ranks together under
-// the layouts that they can have. Rounds visit all models in turn. A launch that runs while its
-// rank communicates counts for the slow-down, and otherwise for the times of launches.
+// Each rank trains the models `alone`, on made-up data, and then all ranks together those that they
+// `share`. Rounds visit all models in turn. A launch that runs while its rank communicates counts
+// for the slow-down, and otherwise for the times of launches.
 plan::Calibration measure_machine(Device& device, comm::World& world, double seconds,
-                                  const std::vector<RunPlan>& further);
+                                  const std::vector<RunPlan>& alone,
+                                  const std::vector<RunPlan>& shared);
 
 // Opens the device, connects the ranks, measures, and writes the file on rank 0. Returns what was
 // measured; empty on other ranks.

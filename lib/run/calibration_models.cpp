@@ -21,7 +21,7 @@ struct Sizes {
 
 constexpr int64_t kMicroBatches = 2;  // later ones add to the gradients of the first
 
-RunPlan plan_of(DeviceKind device, int64_t world, int64_t data_ranks, const Sizes& s,
+RunPlan plan_of(const plan::Machine& machine, int64_t world, int64_t data_ranks, const Sizes& s,
                 const Settings& more) {
   Settings all{fmt::format("model.hidden_size={}", s.hidden),
                fmt::format("model.num_attention_heads={}", s.heads),
@@ -31,15 +31,15 @@ RunPlan plan_of(DeviceKind device, int64_t world, int64_t data_ranks, const Size
                fmt::format("dataset.seq_length={}", s.seq),
                fmt::format("train.micro_batch_size={}", s.samples),
                fmt::format("train.global_batch_size={}", s.samples * kMicroBatches * data_ranks),
-               fmt::format("train.device={}", device == DeviceKind::cuda ? "cuda" : "cpu"),
                "dataset.train=unused",
                "train.run_dir=unused",
                "train.steps=1000000",
                "mixed_precision=fp32"};
   all.insert(all.end(), more.begin(), more.end());
-  return plan::saved_run_plan(interchange::model_source(),
-                              {.file = "the calibration's model", .text = "model: {}\n"}, all,
-                              world, s.vocab);
+  return plan::saved_run_plan(
+      interchange::model_source(),
+      {.file = "the calibration's model", .text = "model: {}\n", .machine = machine}, all, world,
+      s.vocab);
 }
 
 Settings with(Settings settings, const Settings& more) {
@@ -53,20 +53,20 @@ Settings experts(int64_t count, int64_t ffn) {
           "debug.route=balanced"};
 }
 
-}  // namespace
+const Settings kTied{"model.share_embeddings_and_output_weights=true"},
+    kBf16{"mixed_precision=bf16_mixed"}, kMuon{"optimizer.name=muon"};
 
-std::vector<RunPlan> calibration_models(DeviceKind device) {
-  const Settings bf16{"mixed_precision=bf16_mixed"}, muon{"optimizer.name=muon"},
-      tied{"model.share_embeddings_and_output_weights=true"};
-  struct Model {
-    Sizes sizes;
-    Settings more;
-  };
-  const Model models[] = {
+struct Model {
+  Sizes sizes;
+  Settings more;
+};
+
+std::vector<Model> dense_models() {
+  return {
       {{.hidden = 64, .heads = 4, .groups = 2, .ffn = 160, .seq = 48, .samples = 1, .vocab = 200},
        {}},
       {{.hidden = 96, .heads = 3, .groups = 3, .ffn = 320, .seq = 96, .samples = 3, .vocab = 700},
-       tied},
+       kTied},
       {{.hidden = 160, .heads = 5, .groups = 5, .ffn = 448, .seq = 320, .samples = 1, .vocab = 300},
        {}},
       {{.hidden = 192,
@@ -76,11 +76,11 @@ std::vector<RunPlan> calibration_models(DeviceKind device) {
         .seq = 160,
         .samples = 2,
         .vocab = 2500},
-       tied},
+       kTied},
       {{.hidden = 288, .heads = 9, .groups = 3, .ffn = 768, .seq = 96, .samples = 1, .vocab = 4500},
        {}},
       {{.hidden = 320, .heads = 5, .groups = 5, .ffn = 896, .seq = 112, .samples = 4, .vocab = 400},
-       tied},
+       kTied},
       {{.hidden = 384,
         .heads = 6,
         .groups = 6,
@@ -96,7 +96,7 @@ std::vector<RunPlan> calibration_models(DeviceKind device) {
         .seq = 224,
         .samples = 1,
         .vocab = 900},
-       tied},
+       kTied},
       {{.hidden = 576,
         .heads = 9,
         .groups = 3,
@@ -104,11 +104,15 @@ std::vector<RunPlan> calibration_models(DeviceKind device) {
         .seq = 144,
         .samples = 2,
         .vocab = 9000},
-       tied},
+       kTied},
       {{.hidden = 128, .heads = 2, .groups = 1, .ffn = 512, .seq = 640, .samples = 1, .vocab = 300},
-       {}},
+       {}}};
+}
+
+std::vector<Model> other_models() {
+  return {
       {{.hidden = 96, .heads = 3, .groups = 1, .ffn = 256, .seq = 64, .samples = 2, .vocab = 400},
-       bf16},
+       kBf16},
       {{.hidden = 192,
         .heads = 6,
         .groups = 3,
@@ -116,7 +120,7 @@ std::vector<RunPlan> calibration_models(DeviceKind device) {
         .seq = 160,
         .samples = 2,
         .vocab = 2500},
-       with(bf16, tied)},
+       with(kBf16, kTied)},
       {{.hidden = 320,
         .heads = 5,
         .groups = 5,
@@ -124,7 +128,7 @@ std::vector<RunPlan> calibration_models(DeviceKind device) {
         .seq = 112,
         .samples = 2,
         .vocab = 6000},
-       bf16},
+       kBf16},
       {{.hidden = 576,
         .heads = 9,
         .groups = 3,
@@ -132,11 +136,11 @@ std::vector<RunPlan> calibration_models(DeviceKind device) {
         .seq = 144,
         .samples = 1,
         .vocab = 900},
-       with(bf16, tied)},
+       with(kBf16, kTied)},
       {{.hidden = 128, .heads = 4, .groups = 2, .ffn = 320, .seq = 64, .samples = 2, .vocab = 500},
-       muon},
+       kMuon},
       {{.hidden = 320, .heads = 5, .groups = 5, .ffn = 896, .seq = 96, .samples = 1, .vocab = 500},
-       with(muon, bf16)},
+       with(kMuon, kBf16)},
       {{.hidden = 192,
         .heads = 6,
         .groups = 6,
@@ -152,13 +156,19 @@ std::vector<RunPlan> calibration_models(DeviceKind device) {
       {{.hidden = 320, .heads = 5, .groups = 5, .ffn = 512, .seq = 192, .samples = 1, .vocab = 500},
        experts(4, 704)},
       {{.hidden = 160, .heads = 5, .groups = 5, .ffn = 512, .seq = 128, .samples = 2, .vocab = 500},
-       with(experts(8, 320), bf16)}};
+       with(experts(8, 320), kBf16)}};
+}
+
+}  // namespace
+
+std::vector<RunPlan> calibration_models(const plan::Machine& machine) {
   std::vector<RunPlan> plans;
-  for (const Model& m : models) plans.push_back(plan_of(device, 1, 1, m.sizes, m.more));
+  for (const auto& models : {dense_models(), other_models()})
+    for (const Model& m : models) plans.push_back(plan_of(machine, 1, 1, m.sizes, m.more));
   return plans;
 }
 
-std::vector<RunPlan> calibration_layouts(DeviceKind device, int64_t world) {
+std::vector<RunPlan> calibration_layouts(const plan::Machine& machine, int64_t world) {
   std::vector<RunPlan> plans;
   if (world < 2) return plans;
   // Heads and layers that each of the ranks can have a part of.
@@ -183,7 +193,7 @@ std::vector<RunPlan> calibration_layouts(DeviceKind device, int64_t world) {
       {"distributed.strategy=fsdp2"},
       {"distributed.strategy=fsdp2", "mixed_precision=bf16_mixed"}};
   for (const Sizes& s : {small, large})
-    for (const Settings& more : of_data) plans.push_back(plan_of(device, world, world, s, more));
+    for (const Settings& more : of_data) plans.push_back(plan_of(machine, world, world, s, more));
   if (world > 8) return plans;
   const std::string tp = fmt::format("distributed.tp_size={}", world),
                     cp = fmt::format("distributed.cp_size={}", world),
@@ -196,10 +206,10 @@ std::vector<RunPlan> calibration_layouts(DeviceKind device, int64_t world) {
                              {pp, "distributed.pipeline.pp_schedule=zero_bubble"}};
   for (Sizes s : {small, large}) {
     s.layers = 2 * world;
-    for (const Settings& more : shared) plans.push_back(plan_of(device, world, 1, s, more));
+    for (const Settings& more : shared) plans.push_back(plan_of(machine, world, 1, s, more));
     s.layers = 2;
     plans.push_back(
-        plan_of(device, world, world, s,
+        plan_of(machine, world, world, s,
                 with(experts(2 * world, s.ffn / 3), {ep, "distributed.strategy=megatron_ddp"})));
   }
   return plans;
