@@ -397,7 +397,7 @@ std::vector<plan::LinkTimes> measure_links(Device& device, comm::World& world, d
   };
   std::vector<Size> sizes;
   for (const DType dtype : {DType::f32, DType::bf16})
-    for (int64_t elements = 1 << 8; elements <= 1 << 22; elements <<= 2) {
+    for (int64_t elements = 1 << 8; elements <= 1 << 22; elements <<= 3) {
       const int64_t count = std::max<int64_t>(1, elements / ranks) * ranks;
       const Tensor x = Tensor::empty(compute, {count}, dtype),
                    y = Tensor::empty(compute, {count}, dtype);
