@@ -46,7 +46,7 @@ std::string json_of(const predict::Prediction& p, const ClusterPlan& planned) {
 
 void show_plan(const PlanOptions& o) {
   ClusterPlan planned = plan_on_cluster(o);
-  const auto costs = predict::costs_for(planned.cluster, planned.diagnostics);
+  const auto costs = predict::costs_for(planned.cluster, planned.plan, planned.diagnostics);
   planned.diagnostics.throw_if_errors();
   const predict::StepModel model(planned.plan, planned.cluster);
   const predict::Prediction p = model.price(*costs);
