@@ -26,7 +26,7 @@ struct PlanOptions : ClusterPlanWords {
   bool json = false;
 };
 
-std::string json_of(const predict::Prediction& p, const ClusterPlan& planned) {
+std::string prediction_json(const predict::Prediction& p, const ClusterPlan& planned) {
   nlohmann::ordered_json j;
   j["ranks"] = planned.plan.layout.world;
   j["cluster"] = planned.cluster.source;
@@ -50,7 +50,7 @@ void show_plan(const PlanOptions& o) {
   planned.diagnostics.throw_if_errors();
   const predict::StepModel model(planned.plan, planned.cluster);
   const predict::Prediction p = model.price(*costs);
-  const std::string text = o.json ? json_of(p, planned)
+  const std::string text = o.json ? prediction_json(p, planned)
                                   : predict::prediction_text(p, planned.plan, planned.cluster,
                                                              line_width(STDOUT_FILENO));
   std::fputs(text.c_str(), stdout);

@@ -31,7 +31,8 @@ struct StageTimes {
   double first = 0;        // by how much the first forward takes longer than the others
   double reduce = 0;  // by how much the gradients are ready later than after another micro-batch
   double gather = 0;
-  double delayed = 0;  // share of W
+  double delayed = 0;   // share of W
+  ByStreamKind last{};  // how long streams are at work for the last gradients beyond other ones
 
   // Adds a multiple of the difference to the times of a stage with more layers.
   void extrapolate(const StageTimes& more, double times) {
@@ -39,6 +40,8 @@ struct StageTimes {
       (this->*member) = extrapolated(this->*member, more.*member, times);
     for (const auto member : {&StageTimes::first, &StageTimes::reduce, &StageTimes::gather})
       this->*member += times * (more.*member - this->*member);
+    for (size_t kind = 0; kind < kStreamKinds; ++kind)
+      last[kind] += times * (more.last[kind] - last[kind]);
   }
   static ReplayTimes extrapolated(ReplayTimes fewer, const ReplayTimes& more, double times) {
     ReplayTimes difference = more;
@@ -225,8 +228,11 @@ class StepModel::Recording {
       t.B.add(t.W);
     }
     t.first = std::max(0.0, times_of(s.first_forward, prices).seconds - t.F.seconds);
-    const double usual = (s.last_kind == ActionKind::B ? t.B : t.W).seconds;
-    t.reduce = std::max(0.0, full_time_of(s.last_gradients, prices) - usual);
+    const ReplayTimes& usual = s.last_kind == ActionKind::B ? t.B : t.W;
+    const ReplayTimes last = replay(s.last_gradients, list_, prices, ReplayEnd::all_streams);
+    t.reduce = std::max(0.0, last.seconds - usual.seconds);
+    for (const StreamKind kind : {StreamKind::dp_grad, StreamKind::dp_param})
+      t.last[size_t(kind)] = std::max(0.0, last.busy[size_t(kind)] - usual.busy[size_t(kind)]);
     t.gather = full_time_of(s.gather, prices);
     return t;
   }
@@ -367,13 +373,17 @@ class StepModel::Recording {
     const auto [receives, in_receives] = lane(schedule::Lane::pp_receive);
     add(StreamKind::pp_send, sends, in_sends);
     add(StreamKind::pp_recv, receives, in_receives);
-    // The lane has what is gathered and reduced inside of actions, too, which is counted already.
-    const auto [dp, in_dp] = lane(schedule::Lane::dp);
-    const double counted_busy =
-        t.busy[size_t(StreamKind::dp_grad)] + t.busy[size_t(StreamKind::dp_param)];
+    // The lane also has what actions wait for inside of them, which is counted already.
     const double counted =
         t.exposed[size_t(StreamKind::dp_grad)] + t.exposed[size_t(StreamKind::dp_param)];
-    add(StreamKind::dp_grad, std::max(0.0, dp - counted_busy), std::max(0.0, in_dp - counted));
+    add(StreamKind::dp_grad, 0, std::max(0.0, lane(schedule::Lane::dp).second - counted));
+    for (const schedule::Action& a : list)
+      if (a.kind == ActionKind::unshard)
+        add(StreamKind::dp_param, stages[size_t(a.stage)].gather, 0);
+    for (size_t stage = 0; stage < stages.size(); ++stage)
+      if (schedule_.rank_of(int64_t(stage)) == int64_t(rank))
+        for (const StreamKind kind : {StreamKind::dp_grad, StreamKind::dp_param})
+          add(kind, stages[stage].last[size_t(kind)], 0);
     return t;
   }
 

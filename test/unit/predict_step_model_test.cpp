@@ -169,6 +169,28 @@ TEST_CASE("groups that leave a domain use the network") {
   CHECK(across.exposed("tp") > 2 * in_domain.exposed("tp"));
 }
 
+TEST_CASE("a group's link is that of the slowest group along its axes") {
+  for (const predict_cases::Case& one : predict_cases::kLayouts) {
+    if (one.ranks < 4) continue;
+    INFO(predict_cases::describe(one));
+    const RunPlan plan = predict_cases::plan_of(one);
+    for (const int64_t domain : {1, 2, 3, 4}) {
+      CAPTURE(domain);
+      const plan::Cluster c = cluster(domain);
+      GroupLinks links(plan, c);
+      for (const mesh::Mesh& mesh : {plan.mesh, plan.moe_mesh()})
+        for (const mesh::Mesh::AxisSize& axis : mesh.axes()) {
+          const std::vector<int64_t> group = mesh.group(0, {axis.axis});
+          const plan::GroupLink slowest = plan::link_of(c, mesh, {axis.axis}),
+                                found = links.of({group.begin(), group.end()});
+          CAPTURE(mesh::axis_name(axis.axis));
+          CHECK(found.domains == slowest.domains);
+          CHECK(found.per_domain == slowest.per_domain);
+        }
+    }
+  }
+}
+
 TEST_CASE("exposed communication is not above what is at work") {
   const Prediction p =
       predicted(plan_of(2, {"distributed.strategy=megatron_ddp", "ddp.bucket_size=3000"}));
