@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <string_view>
 #include <tuple>
 
 #include "base/error.h"
@@ -135,8 +136,8 @@ LaunchSequence sequence_of(const device::Records& records, LaunchList& list, Gro
 }
 
 PipelineRankSequences sort_by_action(const device::Records& records,
-                                     const schedule::ActionList& actions, LaunchList& list,
-                                     GroupLinks& links) {
+                                     const schedule::ActionList& actions, int64_t micro_batches,
+                                     LaunchList& list, GroupLinks& links) {
   Numbers numbers(records, list, links);
   PipelineRankSequences out;
   ByAction all;
@@ -147,6 +148,7 @@ PipelineRankSequences sort_by_action(const device::Records& records,
   std::map<int64_t, ScopeAction> last;  // by stage
   int64_t largest_message = -1;
   bool begun = false;
+  std::map<uint32_t, int64_t> uploads;  // how often each kind comes before the actions
   for (const LaunchRecord& r : records.items()) {
     if (r.scope.get() != scope) {
       scope = r.scope.get();
@@ -155,6 +157,7 @@ PipelineRankSequences sort_by_action(const device::Records& records,
     of_item.push_back(action);
     if (!action) {
       (begun ? out.after : out.before).add(r, numbers(r));
+      if (!begun && !r.waits_for && std::string_view(r.name) == "upload") ++uploads[numbers(r)];
       continue;
     }
     begun = true;
@@ -175,6 +178,8 @@ PipelineRankSequences sort_by_action(const device::Records& records,
         }
     }
   }
+  for (const auto& [upload, count] : uploads)
+    for (int64_t i = 0; i < count / micro_batches; ++i) out.uploads.push_back(upload);
   for (const auto& [key, items] : all) out.stages.try_emplace(std::get<1>(key));
   for (auto& [stage, sequences] : out.stages) {
     constexpr std::array kKinds{ActionKind::F, ActionKind::B, ActionKind::I, ActionKind::W};

@@ -173,6 +173,7 @@ class StepModel::Recording {
     std::vector<size_t> of_rank;               // [pp rank]: its place in `ranks`
     // [stage]: which stage of the rank in `ranks` stands for it
     std::vector<int64_t> of_stage;
+    int64_t micro_batches = 0;
   };
 
   void record_pipeline(RunPlan plan, bool all, GroupLinks& links) {
@@ -187,6 +188,7 @@ class StepModel::Recording {
       plan = with_micro_batches(std::move(plan), plan.layout.micro_batches);
     const schedule::Schedule lists = plan::executed_schedule(plan);
     RecordedPipeline& recorded = pipelines_.emplace_back();
+    recorded.micro_batches = plan.layout.micro_batches;
     recorded.of_stage.resize(size_t(plan.layout.stages));
     std::map<std::vector<int64_t>, std::pair<size_t, int64_t>> known;  // place and pp rank
     for (int64_t r = 0; r < plan.layout.pp; ++r) {
@@ -195,7 +197,8 @@ class StepModel::Recording {
       const auto [at, added] = known.emplace(std::move(key), std::pair{recorded.ranks.size(), r});
       if (added)
         recorded.ranks.push_back(sort_by_action(record_step(plan, rank_of_stage(plan, r)).records,
-                                                lists.ranks[size_t(r)], list_, links));
+                                                lists.ranks[size_t(r)], plan.layout.micro_batches,
+                                                list_, links));
       const auto& [place, of] = at->second;
       recorded.of_rank.push_back(place);
       const std::vector<int64_t> stages = plan::stages_of_rank(plan.schedule_shape, r),
@@ -273,6 +276,14 @@ class StepModel::Recording {
       for (const auto& [stage, sequences] : rank.stages)
         known.emplace(stage, times_of(sequences, prices));
       t.before.push_back(replay(rank.before, list_, prices, ReplayEnd::all_streams));
+      // The micro-batches that were not recorded also upload their tokens.
+      for (const uint32_t upload : rank.uploads) {
+        ReplayTimes& before = t.before.back();
+        const auto more = double(plan_.layout.micro_batches - recorded.micro_batches);
+        before.compute[size_t(LaunchClass::memory)] += more * prices.seconds[upload];
+        before.gaps += more * prices.gap;
+        before.seconds += more * (prices.seconds[upload] + prices.gap);
+      }
       t.after.push_back(replay(rank.after, list_, prices, ReplayEnd::all_streams));
     }
     for (const int64_t stage : recorded.of_stage) t.stages.push_back(known.at(stage));
@@ -352,8 +363,10 @@ class StepModel::Recording {
     }
     for (const auto& [action, count] : counts)
       t.add(of_action(stages[size_t(action.first)], action.second), double(count));
-    // What pairs save is exposed exchanges of experts; gaps are hidden after them.
-    for (double* hidden : {&t.exposed[size_t(StreamKind::ep)], &t.gaps}) {
+    // What pairs save is exposed communication of experts; gaps are hidden after it.
+    const auto exposed_by = [&](StreamKind kind) { return &t.exposed[size_t(kind)]; };
+    for (double* hidden : {exposed_by(StreamKind::ep), exposed_by(StreamKind::ep_counts),
+                           exposed_by(StreamKind::control), exposed_by(StreamKind::tp), &t.gaps}) {
       const double less = std::min(saved, *hidden);
       *hidden -= less;
       t.seconds -= less;

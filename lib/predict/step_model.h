@@ -19,8 +19,9 @@ enum class RecordedParts {
 class StepModel {
  public:
   // Records the launches, without ranks and devices. The plan must have a vocabulary, and ranks for
-  // which the cluster has devices. Takes some ten milliseconds for a model of any size, unless all
-  // is recorded. Throws UserError for a plan that cannot be recorded (predict/recorded_step.h).
+  // which the cluster has devices. Takes some ten milliseconds, also for 405B on 16,384 ranks,
+  // unless all is recorded. Throws UserError for a plan that cannot be recorded
+  // (predict/recorded_step.h).
   StepModel(const RunPlan& plan, const plan::Cluster& cluster,
             RecordedParts parts = RecordedParts::few);
   ~StepModel();

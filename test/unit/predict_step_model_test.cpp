@@ -1,4 +1,6 @@
 // Predicts steps of small models on clusters with round figures.
+#include <ctime>
+
 #include <fmt/ranges.h>
 #include <catch2/catch.hpp>
 
@@ -166,7 +168,7 @@ TEST_CASE("groups that leave a domain use the network") {
   const Changes tp{"distributed.tp_size=2", "distributed.sequence_parallel=true"};
   const Prediction in_domain = predicted(plan_of(2, tp)),
                    across = predicted(plan_of(2, tp), cluster(1));
-  CHECK(across.exposed("tp") > 2 * in_domain.exposed("tp"));
+  CHECK(across.exposed("tp") > 1.5 * in_domain.exposed("tp"));
 }
 
 TEST_CASE("a group's link is that of the slowest group along its axes") {
@@ -189,6 +191,34 @@ TEST_CASE("a group's link is that of the slowest group along its axes") {
         }
     }
   }
+}
+
+// It took 37 ms beside other work; the bound only finds a multiple of that.
+TEST_CASE("a step of 405B on 16,384 ranks is predicted in a moment") {
+  Diagnostics diagnostics;
+  const Recipe recipe =
+      plan::load_recipe(interchange::model_source(),
+                        MTRAIN_SOURCE_DIR "/recipes/llama3_1_405b.yaml", {}, diagnostics, 16384);
+  const plan::Cluster c =
+      plan::read_cluster_text("gpu: h100\nnodes: 2048\n", "cluster.yaml", diagnostics);
+  diagnostics.throw_if_errors();
+  const RunPlan plan = plan::make_plan(recipe, 16384, recipe.model.vocab_size);
+  const SheetCosts costs(c, {});
+  std::clock_t begin = std::clock();
+  const auto ms = [&] {
+    const double passed = double(std::clock() - begin) * 1e3 / CLOCKS_PER_SEC;
+    begin = std::clock();
+    return passed;
+  };
+  const StepModel model(plan, c);
+  const double recording = ms();
+  const Prediction p = model.price(costs);
+  const double pricing = ms();
+  WARN("405B: recorded in " << recording << " ms, priced in " << pricing << " ms");
+  CHECK(recording < 500);
+  CHECK(pricing < 50);
+  CHECK(p.mfu > 0.3);
+  CHECK(p.mfu < 0.6);
 }
 
 TEST_CASE("exposed communication is not above what is at work") {
