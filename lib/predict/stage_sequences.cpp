@@ -119,7 +119,7 @@ void add_pairs(const schedule::ActionList& actions, const device::Records& recor
       if (!of_item[i]) continue;
       for (const schedule::Action* a : {&f, &b})
         if (of_item[i]->kind == a->kind && of_item[i]->stage == a->stage &&
-            of_item[i]->micro_batch == a->micro_batch && !of_item[i]->delayed)
+            of_item[i]->micro_batch == a->micro_batch)
           pair.sequence.add(records.items()[i], numbers(records.items()[i]));
     }
     pairs.push_back(std::move(pair));

@@ -96,6 +96,12 @@ class StepModel::Recording {
     message_link_ = links.between_stages();
   }
 
+  PlayedPipeline play(const LaunchCosts& costs) const {
+    MT_CHECK(plan_.layout.pp > 1, "a picture of one stage");
+    return {schedule_,
+            schedule::simulate(schedule_, schedule_costs(all_times(list_.price(costs)), costs))};
+  }
+
   Prediction price(const LaunchCosts& costs) const {
     const LaunchPrices prices = list_.price(costs);
     Prediction p = plan_.layout.pp == 1 ? whole(prices) : pipeline(prices, costs);
@@ -313,16 +319,7 @@ class StepModel::Recording {
     const double first = std::ranges::max(stages, {}, &StageTimes::first).first;
     const ReplayTimes before = std::ranges::max(all.before, {}, &ReplayTimes::seconds),
                       after = std::ranges::max(all.after, {}, &ReplayTimes::seconds);
-    schedule::ScheduleCosts c = plan::costs_in_order(plan_.pipeline);
-    c.stages.clear();
-    for (const StageTimes& t : stages) {
-      c.stages.push_back(cost_of(t));
-      c.delayed_wgrad = std::max(c.delayed_wgrad, t.delayed);
-    }
-    c.together = all.together;
-    const double message = message_seconds(costs);
-    c.p2p_latency = std::min(message, message_link_.link.latency_s);
-    c.p2p_transfer = message - c.p2p_latency;
+    const schedule::ScheduleCosts c = schedule_costs(all, costs);
     const schedule::Timeline timeline = schedule::simulate(schedule_, c);
     Prediction p;
     p.times = times_of_rank(stages, c, timeline);
@@ -335,6 +332,20 @@ class StepModel::Recording {
     p.times.exposed[size_t(StreamKind::dp_param)] += first;
     p.times.seconds += first;
     return p;
+  }
+
+  schedule::ScheduleCosts schedule_costs(const PipelineTimes& all, const LaunchCosts& costs) const {
+    schedule::ScheduleCosts c = plan::costs_in_order(plan_.pipeline);
+    c.stages.clear();
+    for (const StageTimes& t : all.stages) {
+      c.stages.push_back(cost_of(t));
+      c.delayed_wgrad = std::max(c.delayed_wgrad, t.delayed);
+    }
+    c.together = all.together;
+    const double message = message_seconds(costs);
+    c.p2p_latency = std::min(message, message_link_.link.latency_s);
+    c.p2p_transfer = message - c.p2p_latency;
+    return c;
   }
 
   double message_seconds(const LaunchCosts& costs) const {
@@ -417,5 +428,6 @@ StepModel::StepModel(const RunPlan& plan, const plan::Cluster& cluster, Recorded
     : recording_(std::make_unique<const Recording>(plan, cluster, parts)) {}
 StepModel::~StepModel() = default;
 Prediction StepModel::price(const LaunchCosts& costs) const { return recording_->price(costs); }
+PlayedPipeline StepModel::play(const LaunchCosts& costs) const { return recording_->play(costs); }
 
 }  // namespace mtrain::predict

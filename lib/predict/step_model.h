@@ -7,6 +7,7 @@
 #include "plan/run_plan.h"
 #include "predict/launch_costs.h"
 #include "predict/prediction.h"
+#include "schedule/simulator.h"
 
 namespace mtrain::predict {
 
@@ -14,6 +15,12 @@ namespace mtrain::predict {
 enum class RecordedParts {
   few,  // few layers of each kind and few micro-batches, from which the others follow
   all
+};
+
+// A flush of a pipeline.
+struct PlayedPipeline {
+  schedule::Schedule schedule;
+  schedule::Timeline timeline;
 };
 
 class StepModel {
@@ -30,6 +37,9 @@ class StepModel {
   // stage are alike: one of them stands for all, with the slowest link that one of their groups
   // has.
   Prediction price(const LaunchCosts& costs) const;
+  // Returns the lists of the plan's pipeline and their times, in seconds, for pictures
+  // (schedule/render.h). The plan must have a pipeline.
+  PlayedPipeline play(const LaunchCosts& costs) const;
 
  private:
   class Recording;

@@ -198,6 +198,10 @@ python3 -c 'import sys, xml.dom.minidom as x; x.parse(sys.argv[1])' "$work/s.svg
 expect "a prediction" 0 "32 ranks: dp 32" "uncalibrated" "where the time goes" "memory of pp rank" -- \
   plan --recipe llama3_8b --cluster dgx_h100 --world-size 32
 expect "a prediction for all devices of a cluster" 0 '"ranks": 2' '"parts_s"' -- plan --recipe quickstart --cluster cpu_2cores --json
+expect "a picture of a prediction" 0 "exposed pp" -- plan --recipe mixtral_8x7b --cluster dgx_h100 --timeline "$work/plan.svg"
+python3 -c 'import sys, xml.dom.minidom as x; x.parse(sys.argv[1])' "$work/plan.svg" 2>"$work/out" || fail "plan --timeline is not XML"
+expect "a picture without a pipeline" 2 "has no pipeline" -- plan --recipe quickstart --cluster cpu_2cores --timeline "$work/plan.svg"
+expect "a picture of an unknown kind" 2 ".svg or .html" -- plan --recipe llama3_70b --cluster dgx_h100 --timeline "$work/plan.png"
 expect "a prediction on no cluster" 2 "dgx_h10: no such file" "did you mean dgx_h100?" -- plan --recipe llama3_8b --cluster dgx_h10
 expect "a prediction on too few devices" 2 "4 x 8 devices are too few for 64 ranks" "write nodes: 8" -- \
   plan --recipe llama3_8b --cluster dgx_h100 --world-size 64
