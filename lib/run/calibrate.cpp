@@ -384,8 +384,10 @@ const std::vector<Exchange>& exchanges() {
 // Measures communication among all ranks. A computation on each side waits for the other stream, as
 // those of a layer do that shares its tensors; the time includes these waits.
 std::vector<plan::LinkTimes> measure_links(Device& device, comm::World& world, double seconds) {
-  const comm::Group group = world.world_group();
   const int64_t ranks = world.size();
+  std::vector<int> members;
+  for (int rank = 0; rank < world.size(); ++rank) members.push_back(rank);
+  const comm::Group group = world.group("calibrate", members);
   Stream &compute = device.stream(StreamKind::compute), &stream = device.stream(StreamKind::tp);
   const Tensor one = Tensor::empty(compute, {1}, DType::f32);
   struct Size {
