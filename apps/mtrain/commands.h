@@ -34,6 +34,7 @@ void add_compare_command(CLI::App& app);             // `mtrain compare`
 void add_report_command(CLI::App& app);              // `mtrain report`
 void add_parity_command(CLI::App& app);              // `mtrain parity`
 void add_doctor_command(CLI::App& app);              // `mtrain doctor`
+void add_calibrate_command(CLI::App& app);           // `mtrain calibrate`
 void add_schema_command(CLI::App& app);              // `mtrain schema`
 void add_explain_command(CLI::App& app);             // `mtrain explain`
 void add_recipe_command(CLI::App& app);              // `mtrain recipe explain`

@@ -86,6 +86,7 @@ int run_program(int argc, char** argv) {
   mtrain::add_report_command(app);
   mtrain::add_parity_command(app);
   mtrain::add_doctor_command(app);
+  mtrain::add_calibrate_command(app);
   mtrain::add_schema_command(app);
   mtrain::add_explain_command(app);
   mtrain::add_recipe_command(app);

@@ -58,7 +58,7 @@ void show_plan(const PlanOptions& o) {
     throw UserError(fmt::format("--timeline {}: not a picture", o.timeline),
                     "write a name that ends in .svg or .html");
   ClusterPlan planned = plan_on_cluster(o);
-  const auto costs = predict::costs_for(planned.cluster, planned.diagnostics);
+  const auto costs = predict::costs_for(planned.cluster, planned.plan, planned.diagnostics);
   planned.diagnostics.throw_if_errors();
   if (!o.timeline.empty() && planned.plan.layout.pp == 1)
     throw UserError("--timeline: this plan has no pipeline, so a picture has one row",

@@ -26,7 +26,7 @@ mixed_precision: fp32
 # In this order: a page may need what the examples of an earlier one have written.
 PAGES = ["data build", "data show", "data bigram", "data", "", "train", "export", "export hf", "import", "import hf", "eval",
          "generate", "timeline", "watch", "compare", "report", "parity", "checkpoint", "checkpoint list", "checkpoint show", "checkpoint verify", "checkpoint diff",
-         "checkpoint reshard", "checkpoint prune", "plan", "schedule", "schema", "explain", "recipe", "recipe explain", "completion"]
+         "checkpoint reshard", "checkpoint prune", "calibrate", "plan", "schedule", "schema", "explain", "recipe", "recipe explain", "completion"]
 
 
 def run(command):

@@ -1,0 +1,236 @@
+#include "predict/measured_costs.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+
+#include "base/error.h"
+#include "observe/launch_letters.h"
+
+namespace mtrain::predict {
+
+using plan::LaunchPoint;
+
+namespace {
+
+constexpr double kBeyond = 1e-6;  // of a logarithm: sizes that are equal but for rounding
+
+// A launch without FLOPs, or without bytes, has 0 there; all sizes of a launch usually have it.
+void logarithms(double flops, double read, double written, double (&x)[3]) {
+  x[0] = std::log(std::max(flops, 1.0));
+  x[1] = std::log(std::max(read, 1.0));
+  x[2] = std::log(std::max(written, 1.0));
+}
+
+// Solves the n equations a x = b for n <= 3; returns false if they have no single solution.
+bool solve(double (&a)[3][3], double (&b)[3], int n) {
+  for (int i = 0; i < n; ++i) {
+    int pivot = i;
+    for (int r = i + 1; r < n; ++r)
+      if (std::abs(a[r][i]) > std::abs(a[pivot][i])) pivot = r;
+    if (std::abs(a[pivot][i]) < 1e-9) return false;
+    std::swap(a[i], a[pivot]);
+    std::swap(b[i], b[pivot]);
+    for (int r = 0; r < n; ++r) {
+      if (r == i) continue;
+      const double factor = a[r][i] / a[i][i];
+      for (int c = i; c < n; ++c) a[r][c] -= factor * a[i][c];
+      b[r] -= factor * b[i];
+    }
+  }
+  for (int i = 0; i < n; ++i) b[i] /= a[i][i];
+  return true;
+}
+
+// Coefficients of 1, FLOPs and bytes, none negative, with the smallest sum of squared relative
+// errors. At most three are above 0, so all choices of them are tried.
+struct Coefficients {
+  double of[3] = {0, 0, 0};
+};
+Coefficients fit(const std::vector<LaunchPoint>& points) {
+  double scale[3] = {1, 0, 0};
+  for (const LaunchPoint& p : points) {
+    scale[1] = std::max(scale[1], p.flops);
+    scale[2] = std::max(scale[2], p.read + p.written);
+  }
+  double shortest = std::numeric_limits<double>::infinity();
+  for (const LaunchPoint& p : points) shortest = std::min(shortest, p.seconds);
+  const auto features = [&](const LaunchPoint& p, int i) {
+    const double value = i == 0 ? 1 : i == 1 ? p.flops : p.read + p.written;
+    return value / scale[i] / (p.seconds / shortest);
+  };
+  Coefficients best;
+  double least = std::numeric_limits<double>::infinity();
+  for (int chosen = 1; chosen < 8; ++chosen) {
+    int index[3], n = 0;
+    bool usable = true;
+    for (int i = 0; i < 3; ++i)
+      if (chosen >> i & 1) {
+        index[n++] = i;
+        usable = usable && scale[i] > 0;
+      }
+    if (!usable) continue;
+    double a[3][3] = {}, b[3] = {};
+    for (const LaunchPoint& p : points)
+      for (int i = 0; i < n; ++i) {
+        for (int j = 0; j < n; ++j) a[i][j] += features(p, index[i]) * features(p, index[j]);
+        b[i] += features(p, index[i]);
+      }
+    if (!solve(a, b, n) || *std::min_element(b, b + n) < 0) continue;
+    double error = 0;
+    for (const LaunchPoint& p : points) {
+      double e = -1;
+      for (int i = 0; i < n; ++i) e += b[i] * features(p, index[i]);
+      error += e * e;
+    }
+    if (error >= least * (1 - 1e-9)) continue;  // fewer coefficients are enough
+    least = error;
+    best = {};
+    for (int i = 0; i < n; ++i) best.of[index[i]] = b[i] * shortest / scale[index[i]];
+  }
+  MT_CHECK(std::isfinite(least), "no time fits to {} points", points.size());
+  return best;
+}
+
+}  // namespace
+
+SizeCurve::SizeCurve(const std::vector<LaunchPoint>& points) {
+  MT_CHECK(!points.empty(), "a curve without points");
+  const Coefficients c = fit(points);
+  constant_ = c.of[0], per_flop_ = c.of[1], per_byte_ = c.of[2];
+  std::ranges::fill(low_, std::numeric_limits<double>::infinity());
+  std::ranges::fill(high_, -std::numeric_limits<double>::infinity());
+  for (const LaunchPoint& p : points) {
+    Place place{};
+    logarithms(p.flops, p.read, p.written, place.x);
+    place.log_ratio = std::log(p.seconds / fitted(p.flops, p.read + p.written));
+    for (int i = 0; i < 3; ++i) {
+      low_[i] = std::min(low_[i], place.x[i]);
+      high_[i] = std::max(high_[i], place.x[i]);
+    }
+    places_.push_back(place);
+  }
+}
+
+double SizeCurve::fitted(double flops, double bytes) const {
+  // A launch without work still takes time.
+  constexpr double kShortest = 1e-9;
+  return std::max(kShortest, constant_ + per_flop_ * flops + per_byte_ * bytes);
+}
+
+LaunchCost SizeCurve::at(double flops, double read, double written) const {
+  LaunchCost cost{.seconds = fitted(flops, read + written)};
+  double x[3];
+  logarithms(flops, read, written, x);
+  for (int i = 0; i < 3; ++i) {
+    const double inside = std::clamp(x[i], low_[i], high_[i]);
+    if (std::abs(inside - x[i]) > kBeyond) cost.known = false;
+    x[i] = inside;
+  }
+  // Inverse distance weighting (Shepard): near points decide, and a point itself is exact.
+  double sum = 0, weights = 0;
+  for (const Place& p : places_) {
+    double d2 = 0;
+    for (int i = 0; i < 3; ++i) d2 += (p.x[i] - x[i]) * (p.x[i] - x[i]);
+    if (d2 < 1e-18) {
+      sum = p.log_ratio, weights = 1;
+      break;
+    }
+    const double w = 1 / (d2 * d2);
+    sum += w * p.log_ratio;
+    weights += w;
+  }
+  cost.seconds *= std::exp(sum / weights);
+  return cost;
+}
+
+EmulatedLinkCosts emulated_link(const plan::CommOptions& comm) {
+  return {.latency_s = comm.link_latency_us * 1e-6,
+          .seconds_per_byte = comm.link_gbps > 0 ? 8 / (comm.link_gbps * 1e9) : 0,
+          .streams = comm.link_streams};
+}
+
+MeasuredCosts::MeasuredCosts(plan::Calibration calibration, const plan::Cluster& cluster,
+                             int64_t threads, EmulatedLinkCosts link)
+    : calibration_(std::move(calibration)),
+      sheet_(cluster, StackConstants{}),
+      link_(std::move(link)),
+      same_threads_(threads == calibration_.threads) {
+  std::map<std::pair<LaunchClass, DType>, std::map<std::array<double, 3>, LaunchPoint>> pools;
+  for (const plan::LaunchTimes& t : calibration_.launches) {
+    curves_.emplace(std::pair{t.name, t.dtype}, SizeCurve(t.points));
+    for (const LaunchPoint& p : t.points) {
+      // A file may have names that this program does not know.
+      if (p.flops > 0 &&
+          std::string_view("mea").find(observe::letter_of(t.name)) == std::string::npos)
+        continue;
+      const LaunchClass c = class_of({.name = t.name, .dtype = t.dtype, .flops = p.flops});
+      pools[{c, t.dtype}].emplace(std::array{p.flops, p.read, p.written}, p);
+    }
+  }
+  for (const auto& [kind, pool] : pools) {
+    std::vector<LaunchPoint> points;
+    for (const auto& [size, p] : pool) points.push_back(p);
+    of_class_.emplace(kind, SizeCurve(points));
+  }
+}
+
+LaunchCost MeasuredCosts::compute(const LaunchWork& w) const {
+  const auto curve = curves_.find(std::pair{std::string(w.name), w.dtype});
+  LaunchCost cost;
+  if (curve != curves_.end()) {
+    cost = curve->second.at(w.flops, w.read, w.written);
+  } else if (const auto alike = of_class_.find({class_of(w), w.dtype}); alike != of_class_.end()) {
+    cost = alike->second.at(w.flops, w.read, w.written);
+    cost.known = false;
+  } else {
+    cost = sheet_.cost(w, nullptr);
+    cost.known = false;
+  }
+  cost.known = cost.known && same_threads_;
+  return cost;
+}
+
+bool MeasuredCosts::uses_link(device::StreamKind kind) const {
+  if (link_.latency_s == 0 && link_.seconds_per_byte == 0) return false;
+  return link_.streams.empty() ||
+         std::ranges::find(link_.streams, device::stream_kind_name(kind)) != link_.streams.end();
+}
+
+LaunchCost MeasuredCosts::communication(const LaunchWork& w, const plan::GroupLink& link) const {
+  const plan::LinkTimes* measured = calibration_.find_link(w.name, w.dtype, link.ranks);
+  LaunchCost cost;
+  if (measured && link.in_domain())
+    cost = {.seconds = measured->seconds(w.wire_bytes),
+            .known = measured->ranks == link.ranks && measured->dtype == w.dtype};
+  else
+    cost = {.seconds = sheet_.cost(w, &link).seconds, .known = false};
+  if (!uses_link(w.stream.kind)) return cost;
+  const double emulated = link_.latency_s + w.wire_bytes * link_.seconds_per_byte;
+  // A collective ends when the link has carried its data, unless it takes longer by itself. A
+  // message leaves its sender only then.
+  const bool message = w.name == "send" || w.name == "exchange";
+  cost.seconds = message               ? cost.seconds + emulated
+                 : w.name == "receive" ? cost.seconds
+                                       : std::max(cost.seconds, emulated);
+  return cost;
+}
+
+LaunchCost MeasuredCosts::cost(const LaunchWork& w, const plan::GroupLink* link) const {
+  // Streams that communicate also copy and cast.
+  return communicates(w.stream.kind) && link ? communication(w, *link) : compute(w);
+}
+
+double MeasuredCosts::slowdown(device::StreamKind kind) const {
+  const auto found = calibration_.slowdowns.find(std::string(device::stream_kind_name(kind)));
+  if (found == calibration_.slowdowns.end()) return 0;
+  if (!uses_link(kind) || link_.seconds_per_byte == 0) return found->second;
+  // Ranks that wait for an emulated link sleep, and use no memory and no core.
+  double fastest = 0;
+  for (const plan::LinkTimes& l : calibration_.links) fastest = std::max(fastest, l.bytes_per_s);
+  return fastest > 0 ? found->second * std::min(1.0, 1 / (link_.seconds_per_byte * fastest))
+                     : found->second;
+}
+
+}  // namespace mtrain::predict

@@ -1,0 +1,74 @@
+// What launches cost by a calibration: times of the same launches in other sizes.
+#pragma once
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "plan/calibration.h"
+#include "plan/cluster.h"
+#include "plan/options/device_plan.h"
+#include "predict/launch_class.h"
+#include "predict/launch_costs.h"
+#include "predict/sheet_costs.h"
+
+namespace mtrain::predict {
+
+// The time of one kind of launch as a function of its size. `constant + flops / rate + bytes /
+// rate` is fitted to the points. The ratio of a point's time to this is interpolated in the
+// logarithms of FLOPs and bytes. The function is smooth and positive, and exact at the points.
+// Beyond the range of the points, the ratio at its edge holds.
+class SizeCurve {
+ public:
+  explicit SizeCurve(const std::vector<plan::LaunchPoint>& points);  // one or more
+
+  // `known` if the size lies in the range of the points, along each of FLOPs and bytes.
+  LaunchCost at(double flops, double read, double written) const;
+
+ private:
+  struct Place {
+    double x[3];  // logarithms of FLOPs, bytes read and bytes written
+    double log_ratio;
+  };
+  double fitted(double flops, double bytes) const;
+
+  double constant_ = 0, per_flop_ = 0, per_byte_ = 0;
+  double low_[3], high_[3];
+  std::vector<Place> places_;
+};
+
+// A rank's link that the plan emulates on a CPU (comm::EmulatedLink).
+struct EmulatedLinkCosts {
+  double latency_s = 0, seconds_per_byte = 0;
+  std::vector<std::string> streams;  // names of the kinds of streams that use it; empty: all
+};
+EmulatedLinkCosts emulated_link(const plan::CommOptions& comm);
+
+class MeasuredCosts : public LaunchCosts {
+ public:
+  // `threads` of a rank that the prediction is for. If the calibration had a different number, all
+  // costs of computations are unknown.
+  MeasuredCosts(plan::Calibration calibration, const plan::Cluster& cluster, int64_t threads,
+                EmulatedLinkCosts link);
+
+  // A launch that was not measured takes the time of launches of its class and type with such a
+  // size, and is unknown. Without any, it takes that of the cluster's data sheet.
+  LaunchCost cost(const LaunchWork& launch, const plan::GroupLink* link) const override;
+  double gap_seconds() const override { return calibration_.gap_s; }
+  double host_seconds() const override { return calibration_.host_s; }
+  double slowdown(device::StreamKind kind) const override;
+
+ private:
+  LaunchCost compute(const LaunchWork& launch) const;
+  LaunchCost communication(const LaunchWork& launch, const plan::GroupLink& link) const;
+  bool uses_link(device::StreamKind kind) const;
+
+  const plan::Calibration calibration_;
+  const SheetCosts sheet_;
+  const EmulatedLinkCosts link_;
+  const bool same_threads_;
+  std::map<std::pair<std::string, DType>, SizeCurve, std::less<>> curves_;
+  std::map<std::pair<LaunchClass, DType>, SizeCurve> of_class_;
+};
+
+}  // namespace mtrain::predict

@@ -1,0 +1,199 @@
+#!/usr/bin/env python3
+"""Compares what `mtrain plan` predicts with trainings on two CPU cores: step times, exposed communication and memory.
+
+  scripts/bench/plan_cpu.py [--build build/release] [--calibration FOLDER] [--seconds 60] [--rounds 3] [--steps 8] [--only WORD]
+    [--output FILE]
+
+First measures the machine by `mtrain calibrate`, with one rank and with two, whose models have other shapes than those here. --calibration
+keeps the files in FOLDER, and uses those that it has. Then each case is predicted, and trained in --rounds rounds over all cases. A
+figure is the median over the steps of all rounds, without the first two steps of each training. --nice starts the processes with
+another priority, such as -15 on a machine that is not idle.
+"""
+import argparse
+import json
+import pathlib
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+
+from process_groups import GROUP, kill_group
+
+AXES = ("tp", "cp", "ep", "dp", "pp")
+COMMON = """
+mixed_precision: fp32
+train: {steps: %d, log_every: 1, run_dir: runs, threads: 1, global_batch_size: %d, micro_batch_size: 1}
+validation: {every_steps: 0}
+checkpoint: {every_steps: 0}
+dataset: {train: {mock: 4096, vocab_size: %d}, seq_length: %d}
+"""
+MODELS = {
+    "3M": ("{num_layers: 4, hidden_size: 256, num_attention_heads: 8, num_query_groups: 4, ffn_hidden_size: 704, vocab_size: 512, "
+           "share_embeddings_and_output_weights: true}", 8, 512, 256),
+    "28M": ("{num_layers: 8, hidden_size: 512, num_attention_heads: 8, num_query_groups: 4, ffn_hidden_size: 1408, vocab_size: 8192, "
+            "share_embeddings_and_output_weights: true}", 4, 8192, 128),
+    "Mixtral": ("{num_layers: 4, hidden_size: 256, num_attention_heads: 8, num_query_groups: 4, ffn_hidden_size: 352, vocab_size: 512, "
+                "share_embeddings_and_output_weights: true, moe: {num_experts: 4, router_topk: 2, ffn_hidden_size: 352, "
+                "load_balancing_type: none}}", 8, 512, 128),
+}
+PIPELINE = "distributed.pipeline.pp_schedule="
+LAYOUTS = {
+    "1 rank": (1, []),
+    "ddp": (2, ["distributed.strategy=ddp"]),
+    "ZeRO 1": (2, ["distributed.strategy=megatron_fsdp", "distributed.zero_dp_strategy=1"]),
+    "fsdp2": (2, ["distributed.strategy=fsdp2"]),
+    "tp": (2, ["distributed.tp_size=2"]),
+    "tp + sp": (2, ["distributed.tp_size=2", "distributed.sequence_parallel=true"]),
+    "cp": (2, ["distributed.cp_size=2"]),
+    "1f1b": (2, ["distributed.pp_size=2", PIPELINE + "1f1b"]),
+    "interleaved": (2, ["distributed.pp_size=2", "distributed.vpp_size=2", PIPELINE + "interleaved_1f1b"]),
+    "zero_bubble": (2, ["distributed.pp_size=2", PIPELINE + "zero_bubble"]),
+}
+LINKS = {"none": [], "slow": ["comm.link.gbps=1", "comm.link.latency_us=200"]}
+CLUSTER = """gpu: {kind: cpu, memory_gib: 6, peak_tflops: {fp32: 0.08, bf16: 0.08}}
+domain: {gpus: 2, gbps: 32, latency_us: 5}
+calibration: %s
+"""
+
+
+def cases():
+    all_cases = []
+    for model in ("3M", "28M"):
+        for layout in LAYOUTS:
+            for link in LINKS:
+                if layout != "1 rank" or link == "none":
+                    all_cases.append((model, layout, link))
+    return all_cases + [("Mixtral", "1 rank", "none"), ("Mixtral", "ep", "none"), ("Mixtral", "ep", "slow")]
+
+
+def settings_of(layout, link):
+    if layout == "ep":
+        return 2, ["distributed.ep_size=2", "distributed.strategy=megatron_ddp", *LINKS[link]]
+    ranks, settings = LAYOUTS[layout]
+    return ranks, settings + LINKS[link]
+
+
+class Programs:
+    def __init__(self, build, niceness):
+        build = pathlib.Path(build).resolve()
+        self.mtrain, self.launch = str(build / "apps/mtrain/mtrain"), str(build / "apps/mtrain-launch/mtrain-launch")
+        self.nice = ["nice", "-n", str(niceness)] if niceness else []
+
+    def run(self, command, folder, ranks=1, timeout=600):
+        start = [self.launch, f"--nproc_per_node={ranks}"] if ranks > 1 else []
+        process = subprocess.Popen([*self.nice, *start, self.mtrain, *command], cwd=folder, stdout=subprocess.PIPE,
+                                   stderr=subprocess.STDOUT, text=True, **GROUP)
+        try:
+            text, _ = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            kill_group(process)
+            sys.exit(f"{' '.join(command)} takes longer than {timeout} s")
+        if process.returncode:
+            sys.exit(f"{' '.join(command)} fails:\n{text}")
+        return text
+
+
+def calibrate(programs, folder, seconds):
+    for ranks, name in ((1, "one"), (2, "two")):
+        file = folder / f"{name}.yaml"
+        if not file.exists():
+            print(programs.run(["calibrate", "--output", str(file), "--seconds", str(seconds), "--threads", "1"], folder, ranks), flush=True)
+        (folder / f"cluster_{ranks}.yaml").write_text(CLUSTER % file.name)
+
+
+def predict(programs, folder, recipe, ranks, settings):
+    return json.loads(programs.run(["plan", "--recipe", str(recipe), "--cluster", str(folder / f"cluster_{ranks}.yaml"), "--world-size",
+                                    str(ranks), "--json", *settings], folder))
+
+
+def train(programs, folder, recipe, ranks, settings):
+    """-> a record for each step after the first two: its seconds and the exposed seconds by parallelism; the peaks of memory"""
+    run = folder / "run"
+    shutil.rmtree(run, ignore_errors=True)
+    programs.run(["--recipe", str(recipe), f"train.run_dir={run}", *settings], folder, ranks)
+    steps, peaks = [], {}
+    for line in (run / "metrics.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        if "step_ms" not in record or record["step"] <= 2:
+            continue
+        exposed = dict.fromkeys(AXES, 0.0)
+        for key, value in record.items():
+            parts = key.split(".")
+            if len(parts) == 3 and parts[0] == "comm" and parts[2] == "exposed_ms" and parts[1].split("_")[0] in exposed:
+                exposed[parts[1].split("_")[0]] += value / 1e3
+        steps.append((record["step_ms"] / 1e3, exposed))
+        peaks = {k: v for k, v in record.items() if k.startswith("memory_peak")}
+    return steps, peaks
+
+
+def row_of(case, predicted, steps):
+    seconds = statistics.median(s for s, _ in steps)
+    exposed = {a: statistics.median(e[a] for _, e in steps) / seconds for a in AXES}
+    of_plan = {a: predicted["communication"].get(a, {}).get("exposed_s", 0) / predicted["step_s"] for a in AXES}
+    sides = sorted(s for s, _ in steps)
+    return {"case": case, "predicted_ms": predicted["step_s"] * 1e3, "measured_ms": seconds * 1e3,
+            "quartiles_ms": [sides[len(sides) // 4] * 1e3, sides[len(sides) * 3 // 4] * 1e3],
+            "error": predicted["step_s"] / seconds - 1, "exposed": exposed, "predicted_exposed": of_plan,
+            "band": predicted["band"]["share"]}
+
+
+def shares(exposed):
+    return ", ".join(f"{a} {100 * v:.1f}" for a, v in exposed.items() if v >= 0.0005) or "-"
+
+
+def table(rows):
+    text = ("| model | layout | link | predicted ms | measured ms | middle half | error | exposed, predicted % | measured % |\n"
+            "|---|---|---|---:|---:|---|---:|---|---|\n")
+    for r in rows:
+        text += (f"| {' | '.join(r['case'])} | {r['predicted_ms']:.1f} | {r['measured_ms']:.1f} | {r['quartiles_ms'][0]:.1f} to "
+                 f"{r['quartiles_ms'][1]:.1f} | {100 * r['error']:+.1f} % | {shares(r['predicted_exposed'])} | {shares(r['exposed'])} |\n")
+    errors = sorted(abs(r["error"]) for r in rows)
+    points = [abs(r["exposed"][a] - r["predicted_exposed"][a]) for r in rows for a in AXES
+              if r["exposed"][a] > 0 or r["predicted_exposed"][a] > 0]
+    text += (f"\n{len(rows)} cases: median error {100 * statistics.median(errors):.1f} %, within 10 %: {sum(e <= 0.1 for e in errors)} "
+             f"({100 * sum(e <= 0.1 for e in errors) / len(errors):.0f} %), largest {100 * errors[-1]:.1f} %\n")
+    if points:
+        text += (f"exposed shares: {sum(p <= 0.05 for p in points)} of {len(points)} within 5 points of the step, largest difference "
+                 f"{100 * max(points):.1f}\n")
+    return text
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", default="build/release")
+    parser.add_argument("--calibration")
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--nice", type=int, default=0)
+    parser.add_argument("--output")
+    o = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    with tempfile.TemporaryDirectory() as made:
+        folder = pathlib.Path(o.calibration or made).resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        programs = Programs(o.build, o.nice)
+        calibrate(programs, folder, o.seconds)
+        chosen = [c for c in cases() if o.only in " / ".join(c)]
+        recipes = {}
+        for name, (model, batch, vocabulary, length) in MODELS.items():
+            recipes[name] = folder / f"{name}.yaml"
+            recipes[name].write_text(f"model: {model}" + COMMON % (o.steps, batch, vocabulary, length))
+        predictions = {c: predict(programs, folder, recipes[c[0]], *settings_of(c[1], c[2])) for c in chosen}
+        steps = {c: [] for c in chosen}
+        for round_number in range(o.rounds):
+            for c in chosen:
+                steps[c] += train(programs, folder, recipes[c[0]], *settings_of(c[1], c[2]))[0]
+                print(f"round {round_number + 1}: {' / '.join(c)}: {1e3 * predictions[c]['step_s']:.1f} ms predicted, "
+                      f"{1e3 * statistics.median(s for s, _ in steps[c]):.1f} measured", flush=True)
+        rows = [row_of(c, predictions[c], steps[c]) for c in chosen]
+        print("\n" + table(rows))
+        if o.output:
+            pathlib.Path(o.output).write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()
