@@ -108,9 +108,9 @@ void add_calibrate_command(CLI::App& app) {
   command->add_option("overrides", o->overrides,
                       "settings that override the recipe: section.field=value");
   add_token_option(*command, o->job.job.token_file);
-  set_examples(*command, {"mtrain calibrate --output machine.yaml --seconds 10",
+  set_examples(*command, {"mtrain calibrate --output machine.yaml --seconds 2",
                           "mtrain-launch --nproc_per_node=2 mtrain calibrate --output two.yaml "
-                          "--seconds 10"});
+                          "--seconds 2"});
   command->callback([o] {
     run::CalibrateJob& job = o->job;
     const std::string token_file = job.job.token_file;
