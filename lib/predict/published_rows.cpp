@@ -287,6 +287,63 @@ void add_strategy(const PublishedRow& row, std::vector<std::string>& settings) {
   }
 }
 
+// Writes "field=value".
+class SettingList {
+ public:
+  explicit SettingList(std::vector<std::string>& settings) : settings_(settings) {}
+  void operator()(const char* field, const auto& value) const {
+    settings_.push_back(fmt::format("{}={}", field, value));
+  }
+
+ private:
+  std::vector<std::string>& settings_;
+};
+
+void add_model(const PublishedRow& row, const PublishedModel& m,
+               std::vector<std::string>& settings) {
+  const SettingList set(settings);
+  const bool qwen2 = row.model.starts_with("qwen2"), qwen3 = row.model.starts_with("qwen3");
+  set("model.architecture", m.latent             ? "deepseek_v3"
+                            : qwen3 && m.experts ? "qwen3_moe"
+                            : qwen3              ? "qwen3"
+                            : qwen2              ? "qwen2"
+                            : m.experts          ? "mixtral"
+                                                 : "llama");
+  set("model.num_layers", m.layers);
+  set("model.hidden_size", m.hidden);
+  set("model.num_attention_heads", m.heads);
+  set("model.num_query_groups", m.groups);
+  set("model.ffn_hidden_size", m.ffn);
+  set("model.vocab_size", m.vocab);
+  set("model.share_embeddings_and_output_weights", m.tied ? "true" : "false");
+  // All activations without a gate cost alike.
+  if (m.activation != "swiglu") set("model.activation", "gelu_tanh");
+  if (m.latent) {
+    set("model.q_lora_rank", m.latent->q_lora > 0 ? std::to_string(m.latent->q_lora) : "none");
+    set("model.kv_lora_rank", m.latent->kv_lora);
+    set("model.qk_nope_head_dim", m.latent->nope);
+    set("model.qk_rope_head_dim", m.latent->rope);
+    set("model.v_head_dim", m.latent->value);
+  } else {
+    set("model.kv_channels", m.head_dim);
+  }
+  if (m.experts) {
+    set("model.moe.num_experts", m.experts->number);
+    set("model.moe.router_topk", m.experts->topk);
+    set("model.moe.ffn_hidden_size", m.experts->ffn);
+    set("model.moe.first_dense_layers", m.experts->first_dense);
+    if (m.experts->shared_ffn > 0)
+      set("model.moe.shared_expert_ffn_hidden_size", m.experts->shared_ffn);
+    if (row.dispatcher == "hybridep" || row.dispatcher == "deepep")
+      set("model.moe.token_dispatcher", "flex");
+  }
+  if (m.mtp_layers > 0) set("model.mtp_num_layers", m.mtp_layers);
+  if (m.window > 0) {
+    set("model.window_size", m.window);
+    set("model.window_attn_skip_freq", m.window_every);
+  }
+}
+
 }  // namespace
 
 const PublishedModel* PublishedRows::model_of(const PublishedRow& row) const {
@@ -415,49 +472,8 @@ std::vector<std::string> settings_of(const PublishedRow& row, const PublishedMod
       "dataset.train=unused", "train.run_dir=unused", "train.device=cuda",
       "train.steps=1000",     "optimizer.lr=1e-4",
   };
-  const auto set = [&](const char* field, const auto& value) {
-    s.push_back(fmt::format("{}={}", field, value));
-  };
-  const bool qwen2 = row.model.starts_with("qwen2"), qwen3 = row.model.starts_with("qwen3");
-  set("model.architecture", m.latent             ? "deepseek_v3"
-                            : qwen3 && m.experts ? "qwen3_moe"
-                            : qwen3              ? "qwen3"
-                            : qwen2              ? "qwen2"
-                            : m.experts          ? "mixtral"
-                                                 : "llama");
-  set("model.num_layers", m.layers);
-  set("model.hidden_size", m.hidden);
-  set("model.num_attention_heads", m.heads);
-  set("model.num_query_groups", m.groups);
-  set("model.ffn_hidden_size", m.ffn);
-  set("model.vocab_size", m.vocab);
-  set("model.share_embeddings_and_output_weights", m.tied ? "true" : "false");
-  // All activations without a gate cost alike.
-  if (m.activation != "swiglu") set("model.activation", "gelu_tanh");
-  if (m.latent) {
-    set("model.q_lora_rank", m.latent->q_lora > 0 ? std::to_string(m.latent->q_lora) : "none");
-    set("model.kv_lora_rank", m.latent->kv_lora);
-    set("model.qk_nope_head_dim", m.latent->nope);
-    set("model.qk_rope_head_dim", m.latent->rope);
-    set("model.v_head_dim", m.latent->value);
-  } else {
-    set("model.kv_channels", m.head_dim);
-  }
-  if (m.experts) {
-    set("model.moe.num_experts", m.experts->number);
-    set("model.moe.router_topk", m.experts->topk);
-    set("model.moe.ffn_hidden_size", m.experts->ffn);
-    set("model.moe.first_dense_layers", m.experts->first_dense);
-    if (m.experts->shared_ffn > 0)
-      set("model.moe.shared_expert_ffn_hidden_size", m.experts->shared_ffn);
-    if (row.dispatcher == "hybridep" || row.dispatcher == "deepep")
-      set("model.moe.token_dispatcher", "flex");
-  }
-  if (m.mtp_layers > 0) set("model.mtp_num_layers", m.mtp_layers);
-  if (m.window > 0) {
-    set("model.window_size", m.window);
-    set("model.window_attn_skip_freq", m.window_every);
-  }
+  const SettingList set(s);
+  add_model(row, m, s);
   set("dataset.seq_length", *row.seq);
   set("train.global_batch_size", *row.batch);
   set("train.micro_batch_size", *row.micro_batch);

@@ -100,8 +100,8 @@ RowCalibration calibrate_rows(const PublishedRows& all, const RowChoice& choice,
       recorded.push_back(std::move(r));
       out.configurations.push_back({.rows = {&row}, .experts = experts});
       progress(row_text(row));
-    } catch (const UserError& e) {
-      out.obstacles[std::string("mtrain: ") + e.what()].push_back(&row);
+    } catch (const Error& e) {  // also layouts that the trainer cannot build: the row is counted
+      out.obstacles["mtrain: " + e.message()].push_back(&row);
     }
   }
   if (recorded.empty())
@@ -204,7 +204,7 @@ std::string stack_text(const RowCalibration& calibration, const RowChoice& choic
       "Constants of {} on {}, fitted by mtrain calibrate to {} published rows of {} "
       "configurations.\n",
       choice.stack, enum_name(choice.gpu), rows, calibration.configurations.size());
-  return print_stack({.gpu = recipe::cluster_kind(choice.gpu), .constants = calibration.constants},
+  return print_stack({.kind = recipe::cluster_kind(choice.gpu), .constants = calibration.constants},
                      comment + summary(calibration));
 }
 

@@ -15,13 +15,13 @@ namespace mtrain::predict {
 namespace fs = std::filesystem;
 
 std::string print_stack(const StackFile& stack, const std::string& comment) {
-  MT_CHECK(stack.gpu, "a stack without a kind of GPUs");
+  MT_CHECK(stack.kind, "a stack without a kind of GPUs");
   std::string text;
   std::string_view lines = comment;
   if (lines.ends_with('\n')) lines.remove_suffix(1);
   for (const std::string& line : split(lines, '\n'))
     text += line.empty() ? "#\n" : "# " + line + "\n";
-  text += fmt::format("gpu: {}\nconstants:\n", enum_name(*stack.gpu));
+  text += fmt::format("gpu: {}\nconstants:\n", enum_name(*stack.kind));
   for_each_constant([&](const auto& field) {
     text += fmt::format("  {}: {:.4g}\n", field.name, stack.constants.*field.member);
   });
@@ -33,7 +33,7 @@ StackFile read_stack_text(const std::string& text, const std::string& source,
   Diagnostics own;
   StackFile stack;
   recipe::read_section(text, source, stack, own);
-  if (!stack.gpu && !own.reported("gpu"))
+  if (!stack.kind && !own.reported("gpu"))
     own.add("gpu", "is missing", "write the kind of the GPUs, such as gpu: h100");
   diagnostics.add_source(source);
   for (const recipe::Diagnostic& d : own.sorted())
@@ -53,10 +53,10 @@ StackConstants stack_of(const plan::Cluster& cluster, Diagnostics& diagnostics) 
     if (ready.back() != cluster.stack) continue;
     const std::string path = entry.path().string();
     const StackFile stack = read_stack_text(read_file(path), path, diagnostics);
-    if (stack.gpu && *stack.gpu != cluster.kind)
+    if (stack.kind && *stack.kind != cluster.kind)
       diagnostics.add_at(recipe::Severity::error, {path, 0, 0}, "gpu",
                          fmt::format("is {}, but the file's name and the cluster have {}",
-                                     enum_name(*stack.gpu), enum_name(cluster.kind)));
+                                     enum_name(*stack.kind), enum_name(cluster.kind)));
     return stack.constants;
   }
   std::ranges::sort(ready);

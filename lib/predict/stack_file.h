@@ -10,11 +10,11 @@
 namespace mtrain::predict {
 
 struct StackFile {
-  std::optional<recipe::ClusterKind> gpu;  // for which the constants were fitted
+  std::optional<recipe::ClusterKind> kind;  // of GPUs, for which the constants were fitted
   StackConstants constants;
 
   static constexpr auto fields =
-      std::tuple{recipe::Field{"gpu", &StackFile::gpu, "kind of the GPUs that the program ran on"},
+      std::tuple{recipe::Field{"gpu", &StackFile::kind, "kind of the GPUs that the program ran on"},
                  recipe::Field{"constants", &StackFile::constants, "how the program uses them"}};
 };
 

@@ -178,14 +178,14 @@ TEST_CASE("constants are found again from the times that they make") {
 }
 
 TEST_CASE("a stack file is read as it was written") {
-  StackFile stack{.gpu = recipe::cluster_kind(Gpu::h200)};
+  StackFile stack{.kind = recipe::cluster_kind(Gpu::h200)};
   stack.constants.gemm = 0.625;
   stack.constants.launch_s = 3e-6;
   Diagnostics diagnostics;
   const StackFile read = read_stack_text(print_stack(stack, "Of my program.\nSecond line."),
                                          "mine_h200.yaml", diagnostics);
   diagnostics.throw_if_errors();
-  CHECK(read.gpu == stack.gpu);
+  CHECK(read.kind == stack.kind);
   for_each_constant([&](const auto& field) {
     CHECK(read.constants.*field.member == Approx(stack.constants.*field.member));
   });
