@@ -52,7 +52,7 @@ void calibrate_from_rows(const RowOptions& o, const std::string& output) {
   if (o.models.empty()) wrong("--models", "is missing", "name the file with the models' shapes");
   if (o.stack.empty()) wrong("--stack", "is missing", "name the program, such as --stack llmq");
   diagnostics.throw_if_errors();
-  const predict::PublishedRows rows = predict::read_published_rows(o.rows, o.models);
+  const plan::PublishedRows rows = plan::read_published_rows(o.rows, o.models);
   const predict::RowCalibration fit =
       predict::calibrate_rows(rows, choice, interchange::model_source(), [](const std::string&) {});
   std::fputs(predict::rows_text(fit, choice).c_str(), stdout);

@@ -6,14 +6,13 @@
 
 #include "predict/measured_costs.h"
 #include "predict/sheet_costs.h"
-#include "predict/stack_file.h"
 
 namespace mtrain::predict {
 
 std::unique_ptr<const LaunchCosts> costs_for(const plan::Cluster& cluster, const RunPlan& plan,
                                              Diagnostics& diagnostics) {
   StackConstants constants;
-  if (!cluster.stack.empty()) constants = stack_of(cluster, diagnostics);
+  if (!cluster.stack.empty()) constants = plan::stack_of(cluster, diagnostics);
   if (cluster.calibration.empty()) return std::make_unique<const SheetCosts>(cluster, constants);
   Diagnostics own;
   plan::Calibration measured = plan::read_calibration(cluster.calibration, own);

@@ -7,11 +7,13 @@
 #include <fmt/core.h>
 
 #include "base/error.h"
+#include "plan/stack_file.h"
 #include "predict/robust_fit.h"
-#include "predict/stack_file.h"
 #include "predict/step_model.h"
 
 namespace mtrain::predict {
+
+using plan::PublishedModel;
 
 namespace {
 
@@ -50,7 +52,8 @@ double median(std::vector<double> values) {
 StackConstants constants_from(const FitVector& logs) {
   StackConstants constants;
   size_t i = 0;
-  for_each_constant([&](const auto& field) { constants.*field.member = std::exp(logs[i++]); });
+  plan::for_each_constant(
+      [&](const auto& field) { constants.*field.member = std::exp(logs[i++]); });
   return constants;
 }
 
@@ -64,7 +67,7 @@ struct Recorded {
 
 double rate_of(const FittedConfiguration& c, const PublishedRows& all) {
   const PublishedRow& row = *c.rows.front();
-  return double(*row.batch * *row.seq) * flops_of_token(*all.model_of(row), *row.seq) /
+  return double(*row.batch * *row.seq) * plan::flops_of_token(*all.model_of(row), *row.seq) /
          double(row.gpus) / c.measured;
 }
 
@@ -77,8 +80,8 @@ RowCalibration calibrate_rows(const PublishedRows& all, const RowChoice& choice,
   std::map<std::string, size_t> places;
   std::vector<Recorded> recorded;
   for (const PublishedRow& row : all.rows) {
-    if (row.gpu != choice.gpu || stack_of(row) != choice.stack) continue;
-    std::string obstacle = row_obstacle(row, all);
+    if (row.gpu != choice.gpu || plan::stack_of(row) != choice.stack) continue;
+    std::string obstacle = plan::row_obstacle(row, all);
     if (!obstacle.empty()) {
       out.obstacles[obstacle].push_back(&row);
       continue;
@@ -88,18 +91,18 @@ RowCalibration calibrate_rows(const PublishedRows& all, const RowChoice& choice,
     if (choice.models != RowChoice::Models::all &&
         experts != (choice.models == RowChoice::Models::experts))
       continue;
-    const std::string key = configuration_of(row);
+    const std::string key = plan::configuration_of(row);
     if (const auto known = places.find(key); known != places.end()) {
       out.configurations[known->second].rows.push_back(&row);
       continue;
     }
     try {
-      Recorded r{.cluster = cluster_of(row)};
-      r.model = std::make_unique<const StepModel>(plan_of(row, model, models), r.cluster);
+      Recorded r{.cluster = plan::cluster_of(row)};
+      r.model = std::make_unique<const StepModel>(plan::plan_of(row, model, models), r.cluster);
       places.emplace(key, recorded.size());
       recorded.push_back(std::move(r));
       out.configurations.push_back({.rows = {&row}, .experts = experts});
-      progress(row_text(row));
+      progress(plan::row_text(row));
     } catch (const Error& e) {  // also layouts that the trainer cannot build: the row is counted
       out.obstacles["mtrain: " + e.message()].push_back(&row);
     }
@@ -110,12 +113,12 @@ RowCalibration calibrate_rows(const PublishedRows& all, const RowChoice& choice,
   for (FittedConfiguration& c : out.configurations) {
     std::vector<double> times;
     for (const PublishedRow* row : c.rows)
-      times.push_back(measured_step(*row, *all.model_of(*row)));
+      times.push_back(plan::measured_step(*row, *all.model_of(*row)));
     c.measured = median(std::move(times));
   }
 
   RobustProblem problem;
-  for_each_constant([&](const auto& field) {
+  plan::for_each_constant([&](const auto& field) {
     problem.prior.push_back(std::log(kPrior.*field.member));
     problem.deviation.push_back(kDeviation.*field.member);
   });
@@ -183,12 +186,12 @@ std::string rows_text(const RowCalibration& calibration, const RowChoice& choice
       "| configuration | recompute | rows | measured s | fitted | left out | single MFU |\n"
       "|---|---|---|---|---|---|---|\n";
   for (const FittedConfiguration& c : calibration.configurations)
-    text +=
-        fmt::format("| {} | {} | {} | {:.3f} | {:.3f} | {:.3f} | {:.3f} |\n",
-                    row_text(*c.rows.front()), c.rows.front()->recompute, c.rows.size(), c.measured,
-                    c.fitted / c.measured, c.left_out / c.measured, c.single_mfu / c.measured);
+    text += fmt::format("| {} | {} | {} | {:.3f} | {:.3f} | {:.3f} | {:.3f} |\n",
+                        plan::row_text(*c.rows.front()), c.rows.front()->recompute, c.rows.size(),
+                        c.measured, c.fitted / c.measured, c.left_out / c.measured,
+                        c.single_mfu / c.measured);
   text += "\n" + summary(calibration) + "constants:";
-  for_each_constant([&](const auto& field) {
+  plan::for_each_constant([&](const auto& field) {
     text += fmt::format(" {} {:.3g}", field.name, calibration.constants.*field.member);
   });
   text += "\n";
@@ -204,8 +207,9 @@ std::string stack_text(const RowCalibration& calibration, const RowChoice& choic
       "Constants of {} on {}, fitted by mtrain calibrate to {} published rows of {} "
       "configurations.\n",
       choice.stack, enum_name(choice.gpu), rows, calibration.configurations.size());
-  return print_stack({.kind = recipe::cluster_kind(choice.gpu), .constants = calibration.constants},
-                     comment + summary(calibration));
+  return plan::print_stack(
+      {.kind = recipe::cluster_kind(choice.gpu), .constants = calibration.constants},
+      comment + summary(calibration));
 }
 
 }  // namespace mtrain::predict

@@ -6,10 +6,13 @@
 #include <string>
 #include <vector>
 
-#include "predict/published_rows.h"
+#include "plan/published_rows.h"
 #include "predict/sheet_costs.h"
 
 namespace mtrain::predict {
+
+using plan::PublishedRow;
+using plan::PublishedRows;
 
 // Rows that differ in their release alone. Times are seconds of a step.
 struct FittedConfiguration {
@@ -43,7 +46,7 @@ RowCalibration calibrate_rows(const PublishedRows& rows, const RowChoice& choice
 // configurations, with those of the others, and by a single MFU of the others. A summary and the
 // rows that are left out follow.
 std::string rows_text(const RowCalibration& calibration, const RowChoice& choice);
-// Returns a stack file (predict/stack_file.h) that says where its constants come from.
+// Returns a stack file (plan/stack_file.h) that says where its constants come from.
 std::string stack_text(const RowCalibration& calibration, const RowChoice& choice);
 
 }  // namespace mtrain::predict

@@ -7,14 +7,15 @@
 
 #include "base/error.h"
 #include "interchange/model_source.h"
-#include "predict/published_rows.h"
+#include "plan/published_rows.h"
+#include "plan/stack_file.h"
 #include "predict/row_calibration.h"
-#include "predict/stack_file.h"
 #include "predict/step_model.h"
 
 namespace predict_published_rows_test {
 
 using namespace mtrain;
+using namespace mtrain::plan;
 using namespace mtrain::predict;
 using Catch::Contains;
 

@@ -1,4 +1,4 @@
-#include "predict/stack_file.h"
+#include "plan/stack_file.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -10,7 +10,7 @@
 #include "base/strings.h"
 #include "recipe/load/read_section.h"
 
-namespace mtrain::predict {
+namespace mtrain::plan {
 
 namespace fs = std::filesystem;
 
@@ -41,7 +41,7 @@ StackFile read_stack_text(const std::string& text, const std::string& source,
   return stack;
 }
 
-StackConstants stack_of(const plan::Cluster& cluster, Diagnostics& diagnostics) {
+StackConstants stack_of(const Cluster& cluster, Diagnostics& diagnostics) {
   const fs::path folder = fs::path(cluster.source).parent_path() / "stacks";
   const std::string ending = fmt::format("_{}.yaml", enum_name(cluster.kind));
   std::vector<std::string> ready;
@@ -70,4 +70,4 @@ StackConstants stack_of(const plan::Cluster& cluster, Diagnostics& diagnostics) 
   return {};
 }
 
-}  // namespace mtrain::predict
+}  // namespace mtrain::plan

@@ -1,4 +1,4 @@
-#include "predict/published_rows.h"
+#include "plan/published_rows.h"
 
 #include <algorithm>
 #include <array>
@@ -16,7 +16,7 @@
 #include "base/strings.h"
 #include "plan/load_recipe.h"
 
-namespace mtrain::predict {
+namespace mtrain::plan {
 
 namespace {
 
@@ -520,7 +520,7 @@ std::vector<std::string> settings_of(const PublishedRow& row, const PublishedMod
   return s;
 }
 
-plan::Cluster cluster_of(const PublishedRow& row) {
+Cluster cluster_of(const PublishedRow& row) {
   std::string text = fmt::format("gpu: {{kind: {}", enum_name(*row.gpu));
   // Such as "2.4 TB/s": a variant with other memory.
   if (const size_t at = row.gpu_variant.find(" TB/s"); at != std::string::npos) {
@@ -536,8 +536,7 @@ plan::Cluster cluster_of(const PublishedRow& row) {
   if (domain == kRack && row.gpus > kUsed) domain = kUsed;
   text += fmt::format("domain: {{gpus: {}}}\nnodes: {}\n", domain, ceil_div(row.gpus, domain));
   Diagnostics diagnostics;
-  plan::Cluster cluster =
-      plan::read_cluster_text(text, fmt::format("row {}", row.number), diagnostics);
+  Cluster cluster = read_cluster_text(text, fmt::format("row {}", row.number), diagnostics);
   diagnostics.throw_if_errors();
   return cluster;
 }
@@ -545,13 +544,13 @@ plan::Cluster cluster_of(const PublishedRow& row) {
 RunPlan plan_of(const PublishedRow& row, const PublishedModel& model,
                 const recipe::ModelSource& models) {
   Diagnostics diagnostics;
-  plan::Machine machine;
+  Machine machine;
   machine.dry_run = true;
   const recipe::Recipe recipe =
-      plan::load_recipe_text(models, "model: {}\n", fmt::format("row {}", row.number),
-                             settings_of(row, model), diagnostics, row.gpus, machine);
+      load_recipe_text(models, "model: {}\n", fmt::format("row {}", row.number),
+                       settings_of(row, model), diagnostics, row.gpus, machine);
   diagnostics.throw_if_errors();
-  return plan::make_plan(recipe, row.gpus, model.vocab);
+  return make_plan(recipe, row.gpus, model.vocab);
 }
 
-}  // namespace mtrain::predict
+}  // namespace mtrain::plan

@@ -10,7 +10,7 @@
 #include "plan/run_plan.h"
 #include "recipe/model_source.h"
 
-namespace mtrain::predict {
+namespace mtrain::plan {
 
 // The shape of a model. Absent parts are those that it does not have.
 struct PublishedModel {
@@ -72,9 +72,9 @@ double measured_step(const PublishedRow& row, const PublishedModel& model);
 // Settings of a recipe that trains like the row, as far as mtrain can.
 std::vector<std::string> settings_of(const PublishedRow& row, const PublishedModel& model);
 // The machines that the row ran on.
-plan::Cluster cluster_of(const PublishedRow& row);
+Cluster cluster_of(const PublishedRow& row);
 // Plans the row on its machines. Throws UserError if a rule of recipes forbids it.
 RunPlan plan_of(const PublishedRow& row, const PublishedModel& model,
                 const recipe::ModelSource& models);
 
-}  // namespace mtrain::predict
+}  // namespace mtrain::plan
