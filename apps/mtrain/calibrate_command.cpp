@@ -10,6 +10,7 @@
 #include "apps/prepare.h"
 #include "apps/train_options.h"
 #include "base/error.h"
+#include "calibrate_rows.h"
 #include "commands.h"
 #include "interchange/model_source.h"
 #include "launch/job_token.h"
@@ -107,11 +108,13 @@ void add_calibrate_command(CLI::App& app) {
                       "also measure steps of this recipe, with few of its layers");
   command->add_option("overrides", o->overrides,
                       "settings that override the recipe: section.field=value");
+  const auto rows = add_row_options(*command);
   add_token_option(*command, o->job.job.token_file);
-  set_examples(*command, {"mtrain calibrate --output machine.yaml --seconds 10",
+  set_examples(*command, {"mtrain calibrate --output machine.yaml --seconds 2",
                           "mtrain-launch --nproc_per_node=2 mtrain calibrate --output two.yaml "
-                          "--seconds 10"});
-  command->callback([o] {
+                          "--seconds 2"});
+  command->callback([o, rows] {
+    if (!rows->rows.empty()) return calibrate_from_rows(*rows, o->job.output);
     run::CalibrateJob& job = o->job;
     const std::string token_file = job.job.token_file;
     job.job = launch::started_job_from_environment();

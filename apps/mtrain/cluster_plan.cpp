@@ -16,24 +16,6 @@
 
 namespace mtrain {
 
-namespace {
-
-// Returns settings for what the recipe leaves to its machine.
-std::vector<std::string> settings_of(const plan::Cluster& cluster, const Recipe& recipe) {
-  std::vector<std::string> settings;
-  const auto set = [&](const char* field, const std::string& value) {
-    if (!recipe.given(field)) settings.push_back(std::string(field) + "=" + value);
-  };
-  set("train.device", cluster.is_cpu() ? "cpu" : "cuda");
-  if (!cluster.is_cpu()) {
-    set("hardware.gpu", std::string(enum_name(cluster.kind)));
-    set("hardware.gpus_per_node", std::to_string(cluster.domain_gpus));
-  }
-  return settings;
-}
-
-}  // namespace
-
 ClusterPlan plan_on_cluster(const ClusterPlanWords& words) {
   Diagnostics diagnostics;
   const std::vector<std::string> folders = folders_of_recipes();
@@ -52,7 +34,7 @@ ClusterPlan plan_on_cluster(const ClusterPlanWords& words) {
   std::vector<std::string> settings = words.overrides;
   if (!diagnostics.has_errors()) {
     Diagnostics ignored;
-    const std::vector<std::string> more = settings_of(cluster, load(settings, ignored));
+    const std::vector<std::string> more = plan::settings_for(cluster, load(settings, ignored));
     settings.insert(settings.begin(), more.begin(), more.end());
   }
   const bool cluster_is_right = !diagnostics.has_errors();

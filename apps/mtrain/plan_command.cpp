@@ -9,6 +9,7 @@
 #include "apps/command_line.h"
 #include "apps/prepare.h"
 #include "base/error.h"
+#include "base/file.h"
 #include "base/log.h"
 #include "base/terminal.h"
 #include "cluster_plan.h"
@@ -17,6 +18,7 @@
 #include "predict/prediction_text.h"
 #include "predict/recorded_step.h"
 #include "predict/step_model.h"
+#include "schedule/render.h"
 
 namespace mtrain {
 
@@ -24,9 +26,10 @@ namespace {
 
 struct PlanOptions : ClusterPlanWords {
   bool json = false;
+  std::string timeline;  // a file for the picture of a pipeline; empty: none
 };
 
-std::string json_of(const predict::Prediction& p, const ClusterPlan& planned) {
+std::string prediction_json(const predict::Prediction& p, const ClusterPlan& planned) {
   nlohmann::ordered_json j;
   j["ranks"] = planned.plan.layout.world;
   j["cluster"] = planned.cluster.source;
@@ -44,16 +47,29 @@ std::string json_of(const predict::Prediction& p, const ClusterPlan& planned) {
   return j.dump(2) + "\n";
 }
 
+void write_timeline(const std::string& path, const predict::PlayedPipeline& played) {
+  const bool page = path.ends_with(".html");
+  write_file_atomic(path, page ? schedule_html(played.schedule, played.timeline)
+                               : schedule_svg(played.schedule, played.timeline));
+}
+
 void show_plan(const PlanOptions& o) {
+  if (!o.timeline.empty() && !o.timeline.ends_with(".svg") && !o.timeline.ends_with(".html"))
+    throw UserError(fmt::format("--timeline {}: not a picture", o.timeline),
+                    "write a name that ends in .svg or .html");
   ClusterPlan planned = plan_on_cluster(o);
   const auto costs = predict::costs_for(planned.cluster, planned.plan, planned.diagnostics);
   planned.diagnostics.throw_if_errors();
+  if (!o.timeline.empty() && planned.plan.layout.pp == 1)
+    throw UserError("--timeline: this plan has no pipeline, so a picture has one row",
+                    "set distributed.pp_size, or leave --timeline out");
   const predict::StepModel model(planned.plan, planned.cluster);
   const predict::Prediction p = model.price(*costs);
-  const std::string text = o.json ? json_of(p, planned)
+  const std::string text = o.json ? prediction_json(p, planned)
                                   : predict::prediction_text(p, planned.plan, planned.cluster,
                                                              line_width(STDOUT_FILENO));
   std::fputs(text.c_str(), stdout);
+  if (!o.timeline.empty()) write_timeline(o.timeline, model.play(*costs));
 }
 
 }  // namespace
@@ -65,7 +81,8 @@ void add_plan_command(CLI::App& app) {
   set_examples(*command,
                {"mtrain plan --recipe llama3_8b --cluster dgx_h100 --world-size 32",
                 "mtrain plan --recipe recipes/quickstart.yaml --cluster cpu_2cores --json",
-                "mtrain plan --recipe llama3_70b --cluster dgx_h100 distributed.tp_size=4"});
+                "mtrain plan --recipe llama3_70b --cluster dgx_h100 distributed.tp_size=4",
+                "mtrain plan --recipe mixtral_8x7b --cluster dgx_h100 --timeline mixtral.html"});
   command
       ->add_option("--recipe,-r,--config,-c", o->recipe,
                    "YAML recipe: a path, or the name of a ready recipe (llama3_8b)")
@@ -81,6 +98,9 @@ void add_plan_command(CLI::App& app) {
                    "ranks to plan for; by default one for each device of the cluster")
       ->check(integer_from(int64_t{1}, int64_t{1} << 24).description(""))
       ->type_name("N");
+  command->add_option(
+      "--timeline", o->timeline,
+      "write a picture of the pipeline's ranks over time to this .svg or .html file");
   command->add_flag("--json", o->json, "as JSON, with all figures");
   command->callback([o] { show_plan(*o); });
 }

@@ -4,6 +4,7 @@
 #include <numbers>
 
 #include "base/error.h"
+#include "device/device.h"
 
 namespace mtrain::model {
 
@@ -65,6 +66,14 @@ RotaryTables rotary_tables(Stream& stream, const spec::Rotary& rotary, int64_t p
            positions, most);
   const auto frequencies = rotary_frequencies(rotary);
   const auto R = int64_t(frequencies.size());
+  // Nothing reads the numbers of a recording device, and computing them would take longer than
+  // recording a step.
+  if (stream.device().is_recording()) {
+    const auto table = [&] {
+      return Tensor::empty(stream, {positions, R}, DType::f32, device::MemoryCategory::buffers);
+    };
+    return {table(), table()};
+  }
   std::vector<float> cos(static_cast<size_t>(positions * R)), sin(cos.size());
   for (int64_t p = 0; p < positions; ++p)
     for (int64_t i = 0; i < R; ++i) {

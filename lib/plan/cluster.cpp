@@ -172,6 +172,19 @@ void check_cluster(const Cluster& c, const recipe::Recipe& r, int64_t world,
         fmt::format("write nodes: {}", (world + c.domain_gpus - 1) / c.domain_gpus));
 }
 
+std::vector<std::string> settings_for(const Cluster& cluster, const recipe::Recipe& recipe) {
+  std::vector<std::string> settings;
+  const auto set = [&](const char* field, const std::string& value) {
+    if (!recipe.given(field)) settings.push_back(fmt::format("{}={}", field, value));
+  };
+  set("train.device", cluster.is_cpu() ? "cpu" : "cuda");
+  if (!cluster.is_cpu()) {
+    set("hardware.gpu", std::string(enum_name(cluster.kind)));
+    set("hardware.gpus_per_node", std::to_string(cluster.domain_gpus));
+  }
+  return settings;
+}
+
 GroupLink link_of(const Cluster& c, const std::vector<int64_t>& ranks) {
   MT_CHECK(!ranks.empty(), "the link of a group without ranks");
   std::map<int64_t, int64_t> in_domain;

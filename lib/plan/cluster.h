@@ -53,6 +53,10 @@ std::string find_cluster(const std::string& name, const std::vector<std::string>
 void check_cluster(const Cluster& cluster, const recipe::Recipe& recipe, int64_t world,
                    Diagnostics& diagnostics);
 
+// Returns settings for what the recipe leaves to its machine: train.device and, for GPUs,
+// hardware.gpu and hardware.gpus_per_node.
+std::vector<std::string> settings_for(const Cluster& cluster, const recipe::Recipe& recipe);
+
 // How a group's ranks lie in the domains of a cluster, and the slowest link between them.
 struct GroupLink {
   ClusterLink link;

@@ -11,12 +11,9 @@ namespace mtrain::predict {
 
 std::unique_ptr<const LaunchCosts> costs_for(const plan::Cluster& cluster, const RunPlan& plan,
                                              Diagnostics& diagnostics) {
-  if (!cluster.stack.empty())
-    diagnostics.add_at(recipe::Severity::error, {cluster.source, 0, 0}, "stack",
-                       "cannot be used yet: " + cluster.stack,
-                       "remove stack: the prediction then takes the data sheets");
-  if (cluster.calibration.empty())
-    return std::make_unique<const SheetCosts>(cluster, StackConstants{});
+  StackConstants constants;
+  if (!cluster.stack.empty()) constants = plan::stack_of(cluster, diagnostics);
+  if (cluster.calibration.empty()) return std::make_unique<const SheetCosts>(cluster, constants);
   Diagnostics own;
   plan::Calibration measured = plan::read_calibration(cluster.calibration, own);
   for (const recipe::Diagnostic& d : own.sorted())

@@ -4,6 +4,7 @@
 #include <map>
 #include <vector>
 
+#include "mesh/mesh.h"
 #include "plan/cluster.h"
 #include "plan/run_plan.h"
 

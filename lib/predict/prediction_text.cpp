@@ -73,9 +73,10 @@ std::string memory_table(const Prediction& p, const plan::Cluster& c, int width)
 std::string prediction_text(const Prediction& p, const RunPlan& plan, const plan::Cluster& c,
                             int width) {
   const double low = p.step_s * (1 - p.band.share), high = p.step_s * (1 + p.band.share);
-  std::string out = fmt::format(
-      "{} on {}\nstep      {}, expected from {} to {}\ntokens/s  {} ({} for each rank)\n"
-      "MFU       {} (6 FLOPs per parameter and token, full attention; peak {:.0f} TFLOP/s)\n"
+  const std::string out = fmt::format(
+      "{}\ncluster   {}\nstep      {}, expected from {} to {}\n"
+      "tokens/s  {} ({} for each rank)\n"
+      "MFU       {} of {:.4g} TFLOP/s (6 FLOPs per parameter and token, full attention)\n"
       "band      {:.0f} %: {}\n",
       layout_text(plan.layout), c.source, time_text(p.step_s), time_text(low), time_text(high),
       human_count(p.tokens_per_s), human_count(p.tokens_per_s / double(plan.layout.world)),

@@ -38,7 +38,7 @@ std::string recording_obstacle(const RunPlan& plan) {
   if (plan.layout.pp > 1 && plan.model.mtp.depths > 0 &&
       plan.data_parallel.shards == plan::ShardLevel::parameters)
     return "its pipeline has multi-token prediction and parameters that are sharded over data "
-           "parallelism; such a rank counts tokens at another moment than its record";
+           "parallelism; such a rank does not count tokens when its record does";
   return "";
 }
 

@@ -18,7 +18,7 @@ namespace mtrain::predict {
 inline constexpr size_t kStreamKinds = size_t(device::StreamKind::tp) + 1;
 using ByStreamKind = std::array<double, kStreamKinds>;
 
-// What a LaunchCosts says of all launches of a LaunchList.
+// The costs of all launches of a LaunchList.
 struct LaunchPrices {
   std::vector<double> seconds;  // by number
   std::vector<char> known;      // as LaunchCost

@@ -4,11 +4,19 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "observe/launch_letters.h"
 #include "predict/launch_class.h"
 
 namespace mtrain::predict {
 
 using device::StreamKind;
+
+namespace {
+
+// By how much communication slows down computations that share the device's memory with it.
+constexpr double kSlowdown = 0.08;
+
+}  // namespace
 
 SheetCosts::SheetCosts(const plan::Cluster& cluster, const StackConstants& constants)
     : cluster_(cluster), constants_(constants) {
@@ -32,7 +40,9 @@ double SheetCosts::compute(const LaunchWork& w) const {
     case LaunchClass::attention: rate = half * c.attention; break;
     default: rate = half * c.gemm;
   }
-  return std::max(w.flops / rate, memory);
+  if (kind == LaunchClass::attention) return std::max(w.flops / rate, memory);
+  if (observe::letter_of(w.name) == 'e') rate *= c.experts;
+  return std::max(w.flops / rate + c.traffic * memory, memory);
 }
 
 double SheetCosts::communication(const LaunchWork& w, const plan::GroupLink& link) const {
@@ -40,10 +50,10 @@ double SheetCosts::communication(const LaunchWork& w, const plan::GroupLink& lin
   double efficiency = c.tp_link;
   switch (w.stream.kind) {
     case StreamKind::dp_grad:
-    case StreamKind::dp_param: efficiency = c.dp_link; break;
+    case StreamKind::dp_param:
     case StreamKind::pp:
     case StreamKind::pp_recv:
-    case StreamKind::pp_send: efficiency = c.pp_link; break;
+    case StreamKind::pp_send: efficiency = c.dp_link; break;
     default: break;
   }
   const double latency =
@@ -73,7 +83,7 @@ double SheetCosts::slowdown(StreamKind kind) const {
   switch (kind) {
     case StreamKind::control:
     case StreamKind::ep_counts: return 0;  // a few numbers
-    default: return constants_.slowdown;
+    default: return kSlowdown;
   }
 }
 

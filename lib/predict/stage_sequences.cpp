@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <string_view>
 #include <tuple>
 
 #include "base/error.h"
@@ -118,7 +119,7 @@ void add_pairs(const schedule::ActionList& actions, const device::Records& recor
       if (!of_item[i]) continue;
       for (const schedule::Action* a : {&f, &b})
         if (of_item[i]->kind == a->kind && of_item[i]->stage == a->stage &&
-            of_item[i]->micro_batch == a->micro_batch && !of_item[i]->delayed)
+            of_item[i]->micro_batch == a->micro_batch)
           pair.sequence.add(records.items()[i], numbers(records.items()[i]));
     }
     pairs.push_back(std::move(pair));
@@ -135,8 +136,8 @@ LaunchSequence sequence_of(const device::Records& records, LaunchList& list, Gro
 }
 
 PipelineRankSequences sort_by_action(const device::Records& records,
-                                     const schedule::ActionList& actions, LaunchList& list,
-                                     GroupLinks& links) {
+                                     const schedule::ActionList& actions, int64_t micro_batches,
+                                     LaunchList& list, GroupLinks& links) {
   Numbers numbers(records, list, links);
   PipelineRankSequences out;
   ByAction all;
@@ -147,6 +148,7 @@ PipelineRankSequences sort_by_action(const device::Records& records,
   std::map<int64_t, ScopeAction> last;  // by stage
   int64_t largest_message = -1;
   bool begun = false;
+  std::map<uint32_t, int64_t> uploads;  // how often each kind comes before the actions
   for (const LaunchRecord& r : records.items()) {
     if (r.scope.get() != scope) {
       scope = r.scope.get();
@@ -155,6 +157,7 @@ PipelineRankSequences sort_by_action(const device::Records& records,
     of_item.push_back(action);
     if (!action) {
       (begun ? out.after : out.before).add(r, numbers(r));
+      if (!begun && !r.waits_for && std::string_view(r.name) == "upload") ++uploads[numbers(r)];
       continue;
     }
     begun = true;
@@ -175,6 +178,8 @@ PipelineRankSequences sort_by_action(const device::Records& records,
         }
     }
   }
+  for (const auto& [upload, count] : uploads)
+    for (int64_t i = 0; i < count / micro_batches; ++i) out.uploads.push_back(upload);
   for (const auto& [key, items] : all) out.stages.try_emplace(std::get<1>(key));
   for (auto& [stage, sequences] : out.stages) {
     constexpr std::array kKinds{ActionKind::F, ActionKind::B, ActionKind::I, ActionKind::W};

@@ -47,14 +47,15 @@ struct PipelineRankSequences {
   std::map<int64_t, StageSequences> stages;
   std::vector<PairSequence> pairs;  // each pair of stages once
   LaunchSequence before, after;     // the actions
+  std::vector<uint32_t> uploads;    // numbers of what `before` uploads for each micro-batch
   std::optional<uint32_t> send;     // number of a message's launch in the list; its largest
 };
 
-// Sorts what rank `pp_rank` of the pipeline has recorded. `lists` are the actions of the recorded
-// step.
+// Sorts what a rank of the pipeline has recorded. `actions` are those of the recorded step, which
+// has `micro_batches`.
 PipelineRankSequences sort_by_action(const device::Records& records,
-                                     const schedule::ActionList& actions, LaunchList& list,
-                                     GroupLinks& links);
+                                     const schedule::ActionList& actions, int64_t micro_batches,
+                                     LaunchList& list, GroupLinks& links);
 
 // Returns all items in their order.
 LaunchSequence sequence_of(const device::Records& records, LaunchList& list, GroupLinks& links);

@@ -31,7 +31,8 @@ struct StageTimes {
   double first = 0;        // by how much the first forward takes longer than the others
   double reduce = 0;  // by how much the gradients are ready later than after another micro-batch
   double gather = 0;
-  double delayed = 0;  // share of W
+  double delayed = 0;   // share of W
+  ByStreamKind last{};  // how long streams are at work for the last gradients beyond other ones
 
   // Adds a multiple of the difference to the times of a stage with more layers.
   void extrapolate(const StageTimes& more, double times) {
@@ -39,6 +40,8 @@ struct StageTimes {
       (this->*member) = extrapolated(this->*member, more.*member, times);
     for (const auto member : {&StageTimes::first, &StageTimes::reduce, &StageTimes::gather})
       this->*member += times * (more.*member - this->*member);
+    for (size_t kind = 0; kind < kStreamKinds; ++kind)
+      last[kind] += times * (more.last[kind] - last[kind]);
   }
   static ReplayTimes extrapolated(ReplayTimes fewer, const ReplayTimes& more, double times) {
     ReplayTimes difference = more;
@@ -91,6 +94,12 @@ class StepModel::Recording {
     if (plan.layout.pp == 1) return;
     schedule_ = plan::executed_schedule(plan_);
     message_link_ = links.between_stages();
+  }
+
+  PlayedPipeline play(const LaunchCosts& costs) const {
+    MT_CHECK(plan_.layout.pp > 1, "a picture of one stage");
+    return {schedule_,
+            schedule::simulate(schedule_, schedule_costs(all_times(list_.price(costs)), costs))};
   }
 
   Prediction price(const LaunchCosts& costs) const {
@@ -170,6 +179,7 @@ class StepModel::Recording {
     std::vector<size_t> of_rank;               // [pp rank]: its place in `ranks`
     // [stage]: which stage of the rank in `ranks` stands for it
     std::vector<int64_t> of_stage;
+    int64_t micro_batches = 0;
   };
 
   void record_pipeline(RunPlan plan, bool all, GroupLinks& links) {
@@ -184,6 +194,7 @@ class StepModel::Recording {
       plan = with_micro_batches(std::move(plan), plan.layout.micro_batches);
     const schedule::Schedule lists = plan::executed_schedule(plan);
     RecordedPipeline& recorded = pipelines_.emplace_back();
+    recorded.micro_batches = plan.layout.micro_batches;
     recorded.of_stage.resize(size_t(plan.layout.stages));
     std::map<std::vector<int64_t>, std::pair<size_t, int64_t>> known;  // place and pp rank
     for (int64_t r = 0; r < plan.layout.pp; ++r) {
@@ -192,7 +203,8 @@ class StepModel::Recording {
       const auto [at, added] = known.emplace(std::move(key), std::pair{recorded.ranks.size(), r});
       if (added)
         recorded.ranks.push_back(sort_by_action(record_step(plan, rank_of_stage(plan, r)).records,
-                                                lists.ranks[size_t(r)], list_, links));
+                                                lists.ranks[size_t(r)], plan.layout.micro_batches,
+                                                list_, links));
       const auto& [place, of] = at->second;
       recorded.of_rank.push_back(place);
       const std::vector<int64_t> stages = plan::stages_of_rank(plan.schedule_shape, r),
@@ -225,8 +237,11 @@ class StepModel::Recording {
       t.B.add(t.W);
     }
     t.first = std::max(0.0, times_of(s.first_forward, prices).seconds - t.F.seconds);
-    const double usual = (s.last_kind == ActionKind::B ? t.B : t.W).seconds;
-    t.reduce = std::max(0.0, full_time_of(s.last_gradients, prices) - usual);
+    const ReplayTimes& usual = s.last_kind == ActionKind::B ? t.B : t.W;
+    const ReplayTimes last = replay(s.last_gradients, list_, prices, ReplayEnd::all_streams);
+    t.reduce = std::max(0.0, last.seconds - usual.seconds);
+    for (const StreamKind kind : {StreamKind::dp_grad, StreamKind::dp_param})
+      t.last[size_t(kind)] = std::max(0.0, last.busy[size_t(kind)] - usual.busy[size_t(kind)]);
     t.gather = full_time_of(s.gather, prices);
     return t;
   }
@@ -267,6 +282,14 @@ class StepModel::Recording {
       for (const auto& [stage, sequences] : rank.stages)
         known.emplace(stage, times_of(sequences, prices));
       t.before.push_back(replay(rank.before, list_, prices, ReplayEnd::all_streams));
+      // The micro-batches that were not recorded also upload their tokens.
+      for (const uint32_t upload : rank.uploads) {
+        ReplayTimes& before = t.before.back();
+        const auto more = double(plan_.layout.micro_batches - recorded.micro_batches);
+        before.compute[size_t(LaunchClass::memory)] += more * prices.seconds[upload];
+        before.gaps += more * prices.gap;
+        before.seconds += more * (prices.seconds[upload] + prices.gap);
+      }
       t.after.push_back(replay(rank.after, list_, prices, ReplayEnd::all_streams));
     }
     for (const int64_t stage : recorded.of_stage) t.stages.push_back(known.at(stage));
@@ -296,16 +319,7 @@ class StepModel::Recording {
     const double first = std::ranges::max(stages, {}, &StageTimes::first).first;
     const ReplayTimes before = std::ranges::max(all.before, {}, &ReplayTimes::seconds),
                       after = std::ranges::max(all.after, {}, &ReplayTimes::seconds);
-    schedule::ScheduleCosts c = plan::costs_in_order(plan_.pipeline);
-    c.stages.clear();
-    for (const StageTimes& t : stages) {
-      c.stages.push_back(cost_of(t));
-      c.delayed_wgrad = std::max(c.delayed_wgrad, t.delayed);
-    }
-    c.together = all.together;
-    const double message = message_seconds(costs);
-    c.p2p_latency = std::min(message, message_link_.link.latency_s);
-    c.p2p_transfer = message - c.p2p_latency;
+    const schedule::ScheduleCosts c = schedule_costs(all, costs);
     const schedule::Timeline timeline = schedule::simulate(schedule_, c);
     Prediction p;
     p.times = times_of_rank(stages, c, timeline);
@@ -318,6 +332,20 @@ class StepModel::Recording {
     p.times.exposed[size_t(StreamKind::dp_param)] += first;
     p.times.seconds += first;
     return p;
+  }
+
+  schedule::ScheduleCosts schedule_costs(const PipelineTimes& all, const LaunchCosts& costs) const {
+    schedule::ScheduleCosts c = plan::costs_in_order(plan_.pipeline);
+    c.stages.clear();
+    for (const StageTimes& t : all.stages) {
+      c.stages.push_back(cost_of(t));
+      c.delayed_wgrad = std::max(c.delayed_wgrad, t.delayed);
+    }
+    c.together = all.together;
+    const double message = message_seconds(costs);
+    c.p2p_latency = std::min(message, message_link_.link.latency_s);
+    c.p2p_transfer = message - c.p2p_latency;
+    return c;
   }
 
   double message_seconds(const LaunchCosts& costs) const {
@@ -346,8 +374,10 @@ class StepModel::Recording {
     }
     for (const auto& [action, count] : counts)
       t.add(of_action(stages[size_t(action.first)], action.second), double(count));
-    // What pairs save is exposed exchanges of experts; gaps are hidden after them.
-    for (double* hidden : {&t.exposed[size_t(StreamKind::ep)], &t.gaps}) {
+    // What pairs save is exposed communication of experts; gaps are hidden after it.
+    const auto exposed_by = [&](StreamKind kind) { return &t.exposed[size_t(kind)]; };
+    for (double* hidden : {exposed_by(StreamKind::ep), exposed_by(StreamKind::ep_counts),
+                           exposed_by(StreamKind::control), exposed_by(StreamKind::tp), &t.gaps}) {
       const double less = std::min(saved, *hidden);
       *hidden -= less;
       t.seconds -= less;
@@ -367,13 +397,17 @@ class StepModel::Recording {
     const auto [receives, in_receives] = lane(schedule::Lane::pp_receive);
     add(StreamKind::pp_send, sends, in_sends);
     add(StreamKind::pp_recv, receives, in_receives);
-    // The lane has what is gathered and reduced inside of actions, too, which is counted already.
-    const auto [dp, in_dp] = lane(schedule::Lane::dp);
-    const double counted_busy =
-        t.busy[size_t(StreamKind::dp_grad)] + t.busy[size_t(StreamKind::dp_param)];
+    // The lane also has what actions wait for inside of them, which is counted already.
     const double counted =
         t.exposed[size_t(StreamKind::dp_grad)] + t.exposed[size_t(StreamKind::dp_param)];
-    add(StreamKind::dp_grad, std::max(0.0, dp - counted_busy), std::max(0.0, in_dp - counted));
+    add(StreamKind::dp_grad, 0, std::max(0.0, lane(schedule::Lane::dp).second - counted));
+    for (const schedule::Action& a : list)
+      if (a.kind == ActionKind::unshard)
+        add(StreamKind::dp_param, stages[size_t(a.stage)].gather, 0);
+    for (size_t stage = 0; stage < stages.size(); ++stage)
+      if (schedule_.rank_of(int64_t(stage)) == int64_t(rank))
+        for (const StreamKind kind : {StreamKind::dp_grad, StreamKind::dp_param})
+          add(kind, stages[stage].last[size_t(kind)], 0);
     return t;
   }
 
@@ -394,5 +428,6 @@ StepModel::StepModel(const RunPlan& plan, const plan::Cluster& cluster, Recorded
     : recording_(std::make_unique<const Recording>(plan, cluster, parts)) {}
 StepModel::~StepModel() = default;
 Prediction StepModel::price(const LaunchCosts& costs) const { return recording_->price(costs); }
+PlayedPipeline StepModel::play(const LaunchCosts& costs) const { return recording_->play(costs); }
 
 }  // namespace mtrain::predict

@@ -41,6 +41,10 @@ constexpr int64_t kLeastRounds = 3, kMostRounds = 25;
 constexpr double kVisit = 0.15;       // seconds for which a round trains a model
 constexpr int64_t kStepsOfVisit = 8;  // at most
 constexpr double kForLinks = 0.15;    // of the time, if there are several ranks
+// The slow-down follows from launches of which so much is beside communication, if there are
+// enough.
+constexpr double kMostlyBeside = 0.5;
+constexpr size_t kFewestBeside = 20;
 constexpr double kOverlapped = 0.02;  // a launch of which more communicates meanwhile is not alone
 
 double seconds_since(Clock::time_point begin) {
@@ -311,19 +315,19 @@ void summarize(const MeasuredSteps& samples, plan::Calibration& out) {
     out.launches.push_back({kind.first, kind.second, std::move(points)});
   out.gap_s = quartiles(samples.gaps).median;
   out.host_s = quartiles(samples.hosts).median;
-  // While a communication runs for the time o, a computation does the work of o / (1 + s).
-  std::map<StreamKind, std::pair<double, double>> by_kind;  // time lost, and overlapped
+  // While a communication runs for the time o, a computation does the work of o / (1 + s). The
+  // median over launches leaves out those that lost their core meanwhile.
+  std::map<StreamKind, std::vector<double>> lost;  // shares of the common time
   for (const Disturbed& d : samples.disturbed) {
     const auto median = medians.find(d.key);
-    if (median == medians.end()) continue;
-    auto& [lost, overlapped] = by_kind[d.kind];
-    lost += d.seconds - median->second;
-    overlapped += d.overlap_s;
+    if (median != medians.end() && d.overlap_s > kMostlyBeside * d.seconds)
+      lost[d.kind].push_back((d.seconds - median->second) / d.overlap_s);
   }
   constexpr double kMostLost = 0.9;
-  for (const auto& [kind, sums] : by_kind) {
-    const double lost = std::clamp(sums.first / sums.second, 0.0, kMostLost);
-    if (lost > 0) out.slowdowns[std::string(device::stream_kind_name(kind))] = lost / (1 - lost);
+  for (const auto& [kind, shares] : lost) {
+    if (shares.size() < kFewestBeside) continue;
+    const double share = std::clamp(quartiles(shares).median, 0.0, kMostLost);
+    if (share > 0) out.slowdowns[std::string(device::stream_kind_name(kind))] = share / (1 - share);
   }
 }
 
@@ -375,7 +379,7 @@ const std::vector<Exchange>& exchanges() {
        [](const Group& g, const Tensor& x, const Tensor&, Stream& s) {
          if (g.rank() > 1) return;
          for (const int sender : {0, 1})
-           g.rank() == sender ? g.send(x, 1 - sender, s) : g.receive(x, 1 - sender, s);
+           g.rank() == sender ? g.send(x, 1 - sender, s) : g.receive(x, sender, s);
        },
        all, 2}};
   return kinds;
@@ -384,8 +388,10 @@ const std::vector<Exchange>& exchanges() {
 // Measures communication among all ranks. A computation on each side waits for the other stream, as
 // those of a layer do that shares its tensors; the time includes these waits.
 std::vector<plan::LinkTimes> measure_links(Device& device, comm::World& world, double seconds) {
-  const comm::Group group = world.world_group();
   const int64_t ranks = world.size();
+  std::vector<int> members;
+  for (int rank = 0; rank < world.size(); ++rank) members.push_back(rank);
+  const comm::Group group = world.group("calibrate", members);
   Stream &compute = device.stream(StreamKind::compute), &stream = device.stream(StreamKind::tp);
   const Tensor one = Tensor::empty(compute, {1}, DType::f32);
   struct Size {

@@ -78,7 +78,7 @@ def settings_of(layout, link):
 class Programs:
     def __init__(self, build, niceness):
         build = pathlib.Path(build).resolve()
-        self.mtrain, self.launch = str(build / "apps/mtrain/mtrain"), str(build / "apps/mtrain-launch/mtrain-launch")
+        self.mtrain, self.launch = str(build / "bin/mtrain"), str(build / "bin/mtrain-launch")
         self.nice = ["nice", "-n", str(niceness)] if niceness else []
 
     def run(self, command, folder, ranks=1, timeout=600):

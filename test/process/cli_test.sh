@@ -195,6 +195,24 @@ expect "schedule as a picture" 0 "s.svg: written" "s.html: written" -- schedule 
 python3 -c 'import sys, xml.dom.minidom as x; x.parse(sys.argv[1])' "$work/exchanges.svg" 2>"$work/out" || fail "schedule --svg of exchanges is not XML"
 python3 -c 'import sys, xml.dom.minidom as x; x.parse(sys.argv[1])' "$work/s.svg" 2>"$work/out" || fail "schedule --svg is not XML"
 
+expect "a prediction" 0 "32 ranks: dp 32" "uncalibrated" "where the time goes" "memory of pp rank" -- \
+  plan --recipe llama3_8b --cluster dgx_h100 --world-size 32
+expect "a prediction for all devices of a cluster" 0 '"ranks": 2' '"parts_s"' -- plan --recipe quickstart --cluster cpu_2cores --json
+expect "a picture of a prediction" 0 "exposed pp" -- plan --recipe mixtral_8x7b --cluster dgx_h100 --timeline "$work/plan.svg"
+python3 -c 'import sys, xml.dom.minidom as x; x.parse(sys.argv[1])' "$work/plan.svg" 2>"$work/out" || fail "plan --timeline is not XML"
+expect "a picture without a pipeline" 2 "has no pipeline" -- plan --recipe quickstart --cluster cpu_2cores --timeline "$work/plan.svg"
+expect "a picture of an unknown kind" 2 ".svg or .html" -- plan --recipe llama3_70b --cluster dgx_h100 --timeline "$work/plan.png"
+expect "a prediction on no cluster" 2 "dgx_h10: no such file" "did you mean dgx_h100?" -- plan --recipe llama3_8b --cluster dgx_h10
+expect "a prediction on too few devices" 2 "4 x 8 devices are too few for 64 ranks" "write nodes: 8" -- \
+  plan --recipe llama3_8b --cluster dgx_h100 --world-size 64
+printf 'gpu: h100\nnods: 2\n' >"$work/cluster.yaml"
+expect "a prediction of two wrong files" 2 "cluster.yaml:2:1: error: nods" "optimizer.lrr" -- \
+  plan --recipe llama3_8b --cluster "$work/cluster.yaml" --world-size 8 optimizer.lrr=1
+expect "a prediction that contradicts its recipe" 2 "hardware.gpu: is h200, but the cluster has h100" -- \
+  plan --recipe llama3_8b --cluster dgx_h100 --world-size 32 hardware.gpu=h200
+expect "a plan that cannot be predicted" 2 "cannot be predicted" "Muon" -- \
+  plan --recipe quickstart --cluster cpu_2cores optimizer.name=muon
+
 echo '{"traceEvents":[{"name":"norm_fwd","ph":"X","pid":0,"tid":0,"ts":0,"dur":9}]}' >"$work/t.json"
 expect "timeline" 0 "0.009 ms from 0.000 ms on" "n norm" -- timeline "$work/t.json"
 expect "timeline of a step that is none" 2 "does not have the times of its steps" -- timeline "$work/t.json" --step 1

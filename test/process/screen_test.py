@@ -192,7 +192,7 @@ def test_no_color_means_none():
 # Every command that prints to a terminal. Left out are those whose lines are data for programs: CSV, JSON, YAML, the
 # script of a shell, and the text that a model writes.
 PAGES = ["", "train", "data", "data build", "data bigram", "generate", "import", "import hf", "export", "export hf",
-         "eval", "schedule", "timeline", "watch", "compare", "report", "schema", "explain", "completion"]
+         "eval", "plan", "schedule", "timeline", "watch", "compare", "report", "schema", "explain", "completion"]
 GOLDEN = pathlib.Path(__file__).resolve().parent.parent / "golden/hf"
 COMMANDS = [
     *[f"mtrain {page} --help" for page in PAGES], "mtrain-launch --help", "mtrain --version",
@@ -202,6 +202,7 @@ COMMANDS = [
     "mtrain-launch --monitor_interval 1 --signals_to_handle SIGTERM --nproc_per_node=3 ../r.yaml distributed.tp_size=2",
     "mtrain llama3_70b --dry-run --world-size 1024 --tp-comm-overlap", "mtrain mixtral_8x7b --dry-run",
     "mtrain qwen3_30b_a3b --dry-run", "mtrain ../r.yaml --dry-run",
+    "mtrain plan --recipe llama3_8b --cluster dgx_h100 --world-size 32",
     "mtrain explain optimizer", "mtrain explain learning_rate", "mtrain explain gradient norm",
     "mtrain explain distributed.pipeline.pp_schedule", "mtrain explain optimizer.lrr", "mtrain schema", "mtrain schema --words", "mtrain schema --metrics",
     "mtrain schedule --pp 8 --micro 16 --name zero_bubble", "mtrain schedule --pp 4 --vpp 4 --micro 8 --name interleaved_1f1b",

@@ -182,6 +182,22 @@ TEST_CASE("a recipe that contradicts the cluster is refused, naming both places"
   CHECK(faults("hardware: {gpu: h100}", 2, cores).find("the cluster has cpu") != std::string::npos);
 }
 
+TEST_CASE("a cluster sets what a recipe leaves to its machine") {
+  const auto settings = [](const std::string& recipe, const Cluster& cluster) {
+    Diagnostics diagnostics;
+    return settings_for(
+        cluster, load_recipe_text(interchange::model_source(), "model: {}\n" + recipe, "r.yaml", {},
+                                  diagnostics, 1));
+  };
+  const Cluster gpus = accepted("gpu: h200\nnodes: 2"),
+                cores = accepted("gpu: {kind: cpu, memory_gib: 4}\ndomain: {gpus: 2}");
+  CHECK(settings("", gpus) == std::vector<std::string>{"train.device=cuda", "hardware.gpu=h200",
+                                                       "hardware.gpus_per_node=8"});
+  CHECK(settings("hardware: {gpu: h100}\ntrain: {device: cuda}", gpus) ==
+        std::vector<std::string>{"hardware.gpus_per_node=8"});
+  CHECK(settings("", cores) == std::vector<std::string>{"train.device=cpu"});
+}
+
 TEST_CASE("a group's link is that of the domain, or of the network where it leaves one") {
   const Cluster c = accepted("gpu: h100\nnodes: 4");
   CHECK(link_of(c, range(0, 8)).in_domain());

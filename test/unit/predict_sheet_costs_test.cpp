@@ -31,8 +31,7 @@ const StackConstants kHalf{.gemm = 0.5,
                            .memory = 0.5,
                            .conversion = 0.25,
                            .tp_link = 0.5,
-                           .dp_link = 0.5,
-                           .pp_link = 0.5};
+                           .dp_link = 0.5};
 
 double seconds(const LaunchWork& launch) {
   return SheetCosts(cluster(), kHalf).cost(launch, nullptr).seconds;
@@ -74,6 +73,20 @@ TEST_CASE("a GEMM takes the longer one of its arithmetic and its memory") {
         Approx(2e-3));
   CHECK(seconds({.name = "matmul_fc1_fwd", .dtype = DType::f8e4m3, .flops = 1e12}) == Approx(1e-3));
   CHECK(seconds({.name = "matmul_fc1_fwd", .dtype = DType::f32, .flops = 1e12}) == Approx(2e-2));
+}
+
+TEST_CASE("a part of a GEMM's memory traffic may add to its arithmetic") {
+  StackConstants c = kHalf;
+  c.traffic = 0.25;
+  const LaunchWork gemm{.name = "matmul_fc1_fwd", .dtype = DType::bf16, .flops = 1e12, .read = 4e9};
+  CHECK(SheetCosts(cluster(), c).cost(gemm, nullptr).seconds == Approx(2.5e-3));
+}
+
+TEST_CASE("GEMMs of experts have an efficiency of their own") {
+  StackConstants c = kHalf;
+  c.experts = 0.5;
+  const LaunchWork gemm{.name = "experts_up_fwd", .dtype = DType::bf16, .flops = 1e12};
+  CHECK(SheetCosts(cluster(), c).cost(gemm, nullptr).seconds == Approx(4e-3));
 }
 
 TEST_CASE("8-bit GEMMs of a device that has none take the time of 16-bit ones") {

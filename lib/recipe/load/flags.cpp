@@ -24,9 +24,9 @@ constexpr std::string_view kOwn[] = {"--recipe",     "--config", "--print-recipe
                                      "--token-file", "--nvtx",   "--trace-steps"};
 // The commands that do not train.
 constexpr std::string_view kCommands[] = {
-    "checkpoint", "compare",  "completion", "data",     "doctor", "eval",   "explain",
-    "export",     "generate", "import",     "parity",   "plan",   "recipe", "report",
-    "schedule",   "schema",   "status",     "timeline", "watch"};
+    "calibrate", "checkpoint", "compare",  "completion", "data",     "doctor", "eval",
+    "explain",   "export",     "generate", "import",     "parity",   "plan",   "recipe",
+    "report",    "schedule",   "schema",   "status",     "timeline", "watch"};
 // The options that take the next word as their value.
 constexpr std::string_view kWithValue[] = {"--recipe",      "--world-size", "--trace",
                                            "--trace-steps", "--token_file", "--token-file"};
