@@ -1,5 +1,6 @@
 // Predicts what a recipe takes on a cluster.
 #include <unistd.h>
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 
@@ -15,7 +16,9 @@
 #include "cluster_plan.h"
 #include "commands.h"
 #include "predict/cluster_costs.h"
+#include "predict/layout_search.h"
 #include "predict/prediction_text.h"
+#include "predict/ranking_text.h"
 #include "predict/recorded_step.h"
 #include "predict/step_model.h"
 #include "schedule/render.h"
@@ -27,6 +30,10 @@ namespace {
 struct PlanOptions : ClusterPlanWords {
   bool json = false;
   std::string timeline;  // a file for the picture of a pipeline; empty: none
+  bool search = false;
+  std::string free, objective = "speed", output;
+  std::vector<std::string> fixed;
+  size_t top = 10, plays = 30, write = 0;  // write: the place in the ranking; 0: none
 };
 
 std::string prediction_json(const predict::Prediction& p, const ClusterPlan& planned) {
@@ -53,7 +60,47 @@ void write_timeline(const std::string& path, const predict::PlayedPipeline& play
                                : schedule_svg(played.schedule, played.timeline));
 }
 
+// Writes the recipe of a ranked layout, which a training reads like any other.
+void write_layout(const PlanOptions& o, const predict::LayoutRanking& ranking,
+                  const ClusterPlan& planned) {
+  if (o.write > ranking.ranked.size())
+    throw UserError(
+        fmt::format("--write {}: the ranking has {} layouts", o.write, ranking.ranked.size()),
+        fmt::format("write a number from 1 to {}", ranking.ranked.size()));
+  const auto trial =
+      plan::plan_trial(planned.source, ranking.ranked[o.write - 1].change, planned.vocabulary);
+  MT_CHECK(trial, "a ranked layout has become illegal");
+  write_file_atomic(o.output, print_recipe(trial->recipe, false));
+}
+
+void show_search(const PlanOptions& o) {
+  Diagnostics mistakes;
+  predict::LayoutSearch search{
+      .fields = plan::SearchFields::parse(o.free, o.fixed, mistakes),
+      .objective = o.objective == "memory" ? predict::Objective::memory : predict::Objective::speed,
+      .top = o.top,
+      .most_plays = std::max(o.plays, o.top)};
+  if ((o.write > 0) != !o.output.empty())
+    mistakes.add("--write", "needs --output, and --output needs --write",
+                 "write --write 1 --output best.yaml");
+  if (o.json || !o.timeline.empty())
+    mistakes.add("--search", "prints neither JSON nor a timeline",
+                 "predict a ranked layout by its settings");
+  mistakes.throw_if_errors();
+  ClusterPlan planned = plan_on_cluster(o);
+  const auto costs = predict::costs_for(planned.cluster, planned.diagnostics);
+  planned.diagnostics.throw_if_errors();
+  const predict::LayoutRanking ranking = predict::search_layouts(
+      planned.source, planned.recipe, planned.plan, planned.cluster, *costs, search);
+  const int width = line_width(STDOUT_FILENO);
+  std::fputs(predict::ranking_text(ranking, search, planned.cluster, width).c_str(), stdout);
+  if (o.write > 0) write_layout(o, ranking, planned);
+}
+
 void show_plan(const PlanOptions& o) {
+  if (o.search) return show_search(o);
+  if (!o.free.empty() || !o.fixed.empty() || o.write > 0 || !o.output.empty())
+    throw UserError("--free, --fix, --write and --output are for a search", "add --search");
   if (!o.timeline.empty() && !o.timeline.ends_with(".svg") && !o.timeline.ends_with(".html"))
     throw UserError(fmt::format("--timeline {}: not a picture", o.timeline),
                     "write a name that ends in .svg or .html");
@@ -78,11 +125,13 @@ void add_plan_command(CLI::App& app) {
   auto o = std::make_shared<PlanOptions>();
   auto* command = app.add_subcommand(
       "plan", "predict the step time and the memory of a recipe on a cluster, without devices");
-  set_examples(*command,
-               {"mtrain plan --recipe llama3_8b --cluster dgx_h100 --world-size 32",
-                "mtrain plan --recipe recipes/quickstart.yaml --cluster cpu_2cores --json",
-                "mtrain plan --recipe llama3_70b --cluster dgx_h100 distributed.tp_size=4",
-                "mtrain plan --recipe mixtral_8x7b --cluster dgx_h100 --timeline mixtral.html"});
+  set_examples(
+      *command,
+      {"mtrain plan --recipe llama3_8b --cluster dgx_h100 --world-size 32",
+       "mtrain plan --recipe recipes/quickstart.yaml --cluster cpu_2cores --json",
+       "mtrain plan --recipe llama3_70b --cluster dgx_h100 distributed.tp_size=4",
+       "mtrain plan --recipe mixtral_8x7b --cluster dgx_h100 --timeline mixtral.html",
+       "mtrain plan --recipe llama3_8b --cluster dgx_h100 --search --free tp,micro_batch"});
   command
       ->add_option("--recipe,-r,--config,-c", o->recipe,
                    "YAML recipe: a path, or the name of a ready recipe (llama3_8b)")
@@ -102,6 +151,26 @@ void add_plan_command(CLI::App& app) {
       "--timeline", o->timeline,
       "write a picture of the pipeline's ranks over time to this .svg or .html file");
   command->add_flag("--json", o->json, "as JSON, with all figures");
+  command->add_flag("--search", o->search, "rank layouts of the recipe instead");
+  command->add_option("--free", o->free,
+                      "--search: the fields that may change, such as tp,pp,micro_batch; all unless "
+                      "given");
+  command->add_option("--fix", o->fixed, "--search: a field's value in all layouts, such as tp=4")
+      ->type_name("FIELD=VALUE");
+  command->add_option("--top", o->top, "--search: how many layouts are ranked")
+      ->check(integer_from(int64_t{1}, int64_t{1000}).description(""))
+      ->type_name("N");
+  command->add_option("--plays", o->plays, "--search: how many layouts are predicted at most")
+      ->check(integer_from(int64_t{1}, int64_t{100000}).description(""))
+      ->type_name("N");
+  command->add_option("--objective", o->objective, "--search: speed, or memory of a device")
+      ->check(CLI::IsMember({"speed", "memory"}));
+  command
+      ->add_option("--write", o->write,
+                   "--search: write the recipe of this place in the ranking to --output")
+      ->check(integer_from(int64_t{1}, int64_t{1000}).description(""))
+      ->type_name("N");
+  command->add_option("--output", o->output, "--search: the file that --write writes");
   command->callback([o] { show_plan(*o); });
 }
 

@@ -6,10 +6,12 @@
 
 #include "base/gpu_facts.h"
 #include "base/strings.h"
+#include "plan/change_layout.h"
 #include "plan/layout.h"
 #include "plan/overlap.h"
 #include "plan/recipe_schedule.h"
 #include "plan/rules/rules.h"
+#include "plan/rules/unsupported.h"
 
 namespace mtrain::plan {
 namespace {
@@ -170,6 +172,13 @@ void validate_recipe(const Recipe& recipe, Diagnostics& diagnostics, int64_t wor
   const Layout layout = layout_of(recipe, world);
   if (!validate_sizes(recipe, layout, diagnostics)) return;
   validate_rules(recipe, layout, resolve_overlap(recipe, layout), diagnostics);
+}
+
+void validate_layout(const Recipe& recipe, const Layout& layout, Diagnostics& diagnostics) {
+  if (!validate_sizes(recipe, layout, diagnostics)) return;
+  validate_train(recipe, diagnostics);
+  validate_layout_rules(recipe, layout, resolve_overlap(recipe, layout), diagnostics);
+  check_supported(recipe, diagnostics);
 }
 
 }  // namespace mtrain::plan

@@ -7,6 +7,7 @@
 #include "base/math.h"
 #include "base/matmul_workspace.h"
 #include "plan/attention_workspace.h"
+#include "plan/change_layout.h"
 #include "plan/expert_traffic.h"
 #include "plan/layer_activations.h"
 #include "plan/run_plan.h"
@@ -615,6 +616,10 @@ MemoryEstimate estimate_memory(const RunPlan& plan, int64_t pp_rank, PairOrders&
     m.per_tenth_of_rows = with_load(1.1).total() - m.total();
   m.nccl = nccl_bytes(plan, plan.mesh.rank_of({pp_rank, 0, 0, 0, 0}), machine);
   return m;
+}
+
+MemoryEstimate estimate_own_memory(const RunPlan& plan, int64_t pp_rank, PairOrders& orders) {
+  return Estimator(plan, pp_rank, 1, orders).estimate();
 }
 
 }  // namespace mtrain::plan

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "plan/change_layout.h"
 #include "plan/cheap_recompute.h"
 #include "plan/expert_traffic.h"
 #include "plan/logits_rows.h"
@@ -85,7 +86,7 @@ bool passes_pair(const schedule::Schedule& s) {
 }
 
 DataParallelOptions data_parallel_options(const Recipe& r, const Layout& l, const Overlap& overlap,
-                                          const schedule::Schedule& s) {
+                                          bool passes_pair) {
   using During = GatheredParamsOptions::DuringUpdate;
   const auto& d = r.distributed;
   DataParallelOptions o;
@@ -107,7 +108,7 @@ DataParallelOptions data_parallel_options(const Recipe& r, const Layout& l, cons
                                 : reshard,
          .forward_prefetch = d.fsdp2_forward_prefetch_depth,
          .backward_prefetch = d.fsdp2_backward_prefetch_depth,
-         .passes_pair = passes_pair(s)});
+         .passes_pair = passes_pair});
     return o;
   }
   o.overlap_grad_reduce = overlap.overlap_grad_reduce;
@@ -161,30 +162,44 @@ void explain_pairs(RunPlan& plan) {
       row.reason += "; in these groups no computation waits for a gradient";
 }
 
-// Fills the fields of the plan that each follow from one section of the recipe.
-void copy_options(const Recipe& r, int64_t vocab, RunPlan& plan) {
+// Fills the fields that follow from the sizes of a layout and say how its ranks work together, all
+// but the schedule. The plan must have its layout and its model.
+void copy_layout_options(const Recipe& r, RunPlan& plan) {
   plan.tensor = {.sequence_parallel = r.distributed.sequence_parallel};
   plan.context = context_options(r);
   plan.experts = expert_options(r);
-  plan.model = recipe::model_spec(r.model, vocab, plan.sample_length);
-  plan.model.lora = recipe::adapters_of(r.peft, r.model, plan.model);
-  plan.parameters = count_parameters(plan.model, vocab);
-  plan.token_cost = token_cost(plan.model);
   plan.recompute = recompute_options(r.recompute, plan.model.layer_count());
   plan.recompute.keeps_router = plan.layout.ep > 1 &&
                                 r.distributed.strategy == recipe::Strategy::fsdp2 &&
                                 r.distributed.moe.ignore_router_for_ac;
+  plan.train = train_options(r);
+}
+
+// Fills the fields of the plan that each follow from one section of the recipe.
+void copy_options(const Recipe& r, int64_t vocab, RunPlan& plan) {
+  plan.model = recipe::model_spec(r.model, vocab, plan.sample_length);
+  plan.model.lora = recipe::adapters_of(r.peft, r.model, plan.model);
+  plan.parameters = count_parameters(plan.model, vocab);
+  plan.token_cost = token_cost(plan.model);
+  copy_layout_options(r, plan);
   plan.fp8 = fp8_options(r.mixed_precision, r.model.num_layers);
   plan.optimizer = optimizer_options(r.optimizer);
   plan.loss_scale = loss_scale_options(r.mixed_precision);
   plan.lr_schedule = lr_schedule_options(r.optimizer, r.lr_scheduler, r.train.steps);
-  plan.train = train_options(r);
   plan.validation = validation_options(r);
   plan.checkpoint = checkpoint_options(r);
   plan.folders = folder_options(r);
   plan.dataset = dataset_options(r);
   plan.comm = comm_options(r);
   plan.debug = debug_options(r);
+}
+
+// Fills what follows from the layout, which the plan must have, before there is a schedule.
+void resolve_sizes(const Recipe& r, RunPlan& plan) {
+  plan.overlap = resolve_overlap(r, plan.layout);
+  plan.graphs = resolve_cuda_graphs(r, plan.layout, plan.overlap);
+  plan.fp8_weights = resolve_fp8_weight_cache(r, plan.layout, plan.overlap);
+  plan.schedule_shape = schedule_shape(r, plan.layout, plan.overlap);
 }
 
 }  // namespace
@@ -199,14 +214,11 @@ const MemoryEstimate& RunPlan::fullest() const {
 RunPlan make_plan(const Recipe& r, int64_t world, int64_t vocab) {
   const Layout layout = layout_of(r, world);
   RunPlan plan{.layout = layout, .mesh = mesh::device_mesh(mesh_sizes(layout))};
-  plan.overlap = resolve_overlap(r, layout);
-  plan.graphs = resolve_cuda_graphs(r, layout, plan.overlap);
-  plan.fp8_weights = resolve_fp8_weight_cache(r, layout, plan.overlap);
-  plan.schedule_shape = schedule_shape(r, layout, plan.overlap);
+  resolve_sizes(r, plan);
   plan.schedule = schedule_of(plan.schedule_shape);
   plan.pipeline = pipeline_options(r, layout, plan.overlap, plan.schedule);
   explain_pairs(plan);
-  plan.data_parallel = data_parallel_options(r, layout, plan.overlap, plan.schedule);
+  plan.data_parallel = data_parallel_options(r, layout, plan.overlap, passes_pair(plan.schedule));
   plan.compute_dtype = compute_dtype(r.mixed_precision);
   plan.logits_dtype = logits_dtype(r);
   plan.head_in_fp32 = head_in_fp32(r);
@@ -225,6 +237,30 @@ RunPlan make_plan(const Recipe& r, int64_t world, int64_t vocab) {
   resolve_cheap_recompute(r, plan);
   if (vocab > 0) plan.text.logits = logits_text(r, plan);
   return plan;
+}
+
+void change_layout(const Recipe& r, const Layout& layout, RunPlan& plan) {
+  MT_CHECK(plan.model.vocab > 0, "a plan without a vocabulary has no memory");
+  plan.layout = layout;
+  resolve_sizes(r, plan);
+  plan.schedule.ranks.clear();
+  const bool listed = plan.overlap.fine_grained_1f1b || plan.schedule_shape.table;
+  if (listed) plan.schedule = schedule_of(plan.schedule_shape);
+  plan.pipeline = pipeline_options(r, layout, plan.overlap, plan.schedule);
+  const bool pairs =
+      listed ? passes_pair(plan.schedule)
+             : layout.pp > 1 &&
+                   schedule::passes_pair(schedule::schedule_kind(plan.schedule_shape.schedule),
+                                         schedule_size(plan.schedule_shape));
+  plan.data_parallel = data_parallel_options(r, layout, plan.overlap, pairs);
+  plan.head_chunks = resolve_head_chunks(r, layout);
+  plan.device = device_plan(r, layout.world, plan.overlap);
+  copy_layout_options(r, plan);
+  plan.recompute.cheap = r.recompute.cheap.value_or(true);
+  resolve_logits_rows(r, plan);
+  if (plan.overlap.overlap_moe_expert_parallel_comm)
+    plan.pipeline.pair_costs = plan.pass_costs = pass_costs(r, plan);
+  plan.memory.clear();
 }
 
 }  // namespace mtrain::plan

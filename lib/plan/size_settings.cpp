@@ -43,15 +43,20 @@ std::vector<std::string> size_settings(const Recipe& r, LayoutSize which, int64_
   return out;
 }
 
-std::vector<std::string> fsdp2_settings(const Recipe& r) {
-  std::vector<std::string> out{"distributed.strategy=fsdp2"};
+std::vector<std::string> strategy_settings(const Recipe& r, recipe::Strategy strategy) {
+  const std::string name(enum_name(strategy));
+  std::vector<std::string> out{"distributed.strategy=" + name};
   for (const recipe::SchemaRow& row : recipe::schema_rows()) {
     const std::string owners = strategies_of(row), value = row.show(r);
     if (owners.empty() || !r.given(row.path) || value == "none" || value == "auto") continue;
     const std::vector<std::string> readers = split(owners, ' ');
-    if (std::ranges::find(readers, "fsdp2") == readers.end()) out.push_back("~" + row.path);
+    if (std::ranges::find(readers, name) == readers.end()) out.push_back("~" + row.path);
   }
   return out;
+}
+
+std::vector<std::string> fsdp2_settings(const Recipe& r) {
+  return strategy_settings(r, recipe::Strategy::fsdp2);
 }
 
 }  // namespace mtrain::plan

@@ -14,8 +14,9 @@ enum class LayoutSize { tp, pp, cp, ep };
 // rules may still refuse them.
 std::vector<std::string> size_settings(const Recipe& recipe, LayoutSize which, int64_t size);
 
-// Returns the overrides that make a recipe with another strategy use fsdp2. They reset the settings
-// that fsdp2 does not read.
+// Returns the overrides that make a recipe with another strategy use this one. They reset the
+// settings that it does not read.
+std::vector<std::string> strategy_settings(const Recipe& recipe, recipe::Strategy strategy);
 std::vector<std::string> fsdp2_settings(const Recipe& recipe);
 
 }  // namespace mtrain::plan

@@ -13,6 +13,11 @@ void validate_rules(const Recipe& recipe, const Layout& layout, const Overlap& o
   validate_schedule(recipe, diagnostics);
   validate_optimizer(recipe, diagnostics);
   validate_precision(recipe, diagnostics);
+  validate_layout_rules(recipe, layout, overlap, diagnostics);
+}
+
+void validate_layout_rules(const Recipe& recipe, const Layout& layout, const Overlap& overlap,
+                           Diagnostics& diagnostics) {
   validate_adapters(recipe, overlap, diagnostics);
   validate_float8(recipe, diagnostics);
 

@@ -14,6 +14,9 @@ namespace mtrain::plan {
 // Checks all rules that are declared after validate_sizes(), which comes before them.
 void validate_rules(const Recipe& recipe, const Layout& layout, const Overlap& overlap,
                     Diagnostics& diagnostics);
+// Checks those of them that come last: all that read the layout.
+void validate_layout_rules(const Recipe& recipe, const Layout& layout, const Overlap& overlap,
+                           Diagnostics& diagnostics);
 
 // Reports a setting that has no effect at this size: a warning, or an error if the recipe sets
 // debug.strict.

@@ -1,5 +1,7 @@
 // Rules of data-parallel strategies, tensor and expert parallelism: what each can be combined with,
 // and the sizes that must divide.
+#include <algorithm>
+
 #include <fmt/core.h>
 
 #include "base/strings.h"
@@ -43,29 +45,42 @@ void check_megatron_fsdp(const Recipe& r, Diagnostics& diagnostics) {
                       "use granularity: full, or strategy: fsdp2");
 }
 
+// A field that some strategies alone read.
+struct OwnedRow {
+  const recipe::SchemaRow* row;
+  std::vector<std::string> owners;
+};
+
+// Searches for layouts check thousands of recipes, so the list is made once.
+const std::vector<OwnedRow>& owned_rows() {
+  static const std::vector<OwnedRow> rows = [] {
+    std::vector<OwnedRow> all;
+    for (const recipe::SchemaRow& row : recipe::schema_rows())
+      if (const std::string owners = strategies_of(row); !owners.empty())
+        all.push_back({&row, split(owners, ' ')});
+    return all;
+  }();
+  return rows;
+}
+
 // A field that only another strategy reads would silently do nothing.
 void check_owners(const Recipe& r, Diagnostics& diagnostics) {
   const std::string strategy(enum_name(r.distributed.strategy));
-  for (const auto& row : recipe::schema_rows()) {
-    const std::string owners = strategies_of(row);
-    if (owners.empty() || !r.given(row.path)) continue;
+  for (const auto& [row, owners] : owned_rows()) {
+    if (!r.given(row->path)) continue;
     // Writing none or auto takes a setting back, which every strategy allows.
-    bool owned = row.show(r) == "none" || row.show(r) == "auto";
-    std::string list;
-    for (const auto& owner : split(owners, ' ')) {
-      owned = owned || owner == strategy;
-    }
-    const std::vector<std::string> readers = split(owners, ' ');
-    for (size_t i = 0; i < readers.size(); ++i)
-      list += (i == 0 ? "" : i + 1 == readers.size() ? " and " : ", ") + readers[i];
+    bool owned = row->show(r) == "none" || row->show(r) == "auto" ||
+                 std::ranges::count(owners, strategy) > 0;
     // A replicate size of 1 is "off" under every strategy.
-    if (row.path == "distributed.dp_replicate_size" && r.distributed.dp_replicate_size == 1)
+    if (row->path == "distributed.dp_replicate_size" && r.distributed.dp_replicate_size == 1)
       owned = r.distributed.strategy != recipe::Strategy::ddp;
-    diagnostics.require(
-        owned, {row.path, "distributed.strategy"},
-        fmt::format("has no effect with strategy {}: only {} {} it", strategy, list,
-                    readers.size() == 1 ? "reads" : "read"),
-        fmt::format("remove it, or set distributed.strategy: {}", split(owners, ' ')[0]));
+    std::string list;
+    for (size_t i = 0; i < owners.size(); ++i)
+      list += (i == 0 ? "" : i + 1 == owners.size() ? " and " : ", ") + owners[i];
+    diagnostics.require(owned, {row->path, "distributed.strategy"},
+                        fmt::format("has no effect with strategy {}: only {} {} it", strategy, list,
+                                    owners.size() == 1 ? "reads" : "read"),
+                        fmt::format("remove it, or set distributed.strategy: {}", owners[0]));
   }
 }
 

@@ -1,0 +1,223 @@
+// Searches for layouts: pruning finds what trying everything finds, bounds hold, and quick checks
+// of a layout agree with loading its recipe in full.
+#include <algorithm>
+#include <map>
+#include <random>
+
+#include <fmt/core.h>
+#include <catch2/catch.hpp>
+
+#include "base/error.h"
+#include "interchange/model_source.h"
+#include "plan/change_layout.h"
+#include "plan/load_recipe.h"
+#include "predict/layout_search.h"
+#include "predict/pruned_search.h"
+#include "predict/sheet_costs.h"
+#include "predict/step_bound.h"
+#include "predict/step_model.h"
+
+namespace predict_search_test {
+
+using namespace mtrain;
+using namespace mtrain::predict;
+
+namespace {
+
+constexpr int64_t kVocab = 256;
+
+const char* kSmall =
+    "model: {architecture: llama, num_layers: 4, hidden_size: 64, num_attention_heads: 4,\n"
+    "        num_query_groups: 2, ffn_hidden_size: 96}\n"
+    "dataset: {train: unused, seq_length: 32}\n"
+    "train: {run_dir: unused, steps: 20, global_batch_size: 16, micro_batch_size: 1, device: cpu}\n"
+    "mixed_precision: fp32\n"
+    "distributed: {strategy: megatron_ddp}\n";
+
+struct Planned {
+  plan::RecipeSource source;
+  Recipe recipe;
+  RunPlan plan;
+};
+
+Planned planned(int64_t ranks, std::vector<std::string> settings = {}) {
+  plan::RecipeSource source{.models = &interchange::model_source(),
+                            .path = "small.yaml",
+                            .settings = std::move(settings),
+                            .world = ranks,
+                            .text = kSmall};
+  auto trial = plan::plan_trial(source, {}, kVocab);
+  REQUIRE(trial);
+  return {std::move(source), std::move(trial->recipe), std::move(trial->plan)};
+}
+
+plan::Cluster cluster(double memory_gib = 4) {
+  Diagnostics diagnostics;
+  plan::Cluster c = plan::read_cluster_text(
+      fmt::format("gpu: {{kind: cpu, memory_gib: {}, peak_tflops: {{fp32: 0.1, bf16: 0.1}}}}\n"
+                  "domain: {{gpus: 4, gbps: 32}}\nnetwork: {{gbps: 8}}\nnodes: 8\n",
+                  memory_gib),
+      "cluster.yaml", diagnostics);
+  diagnostics.throw_if_errors();
+  return c;
+}
+
+}  // namespace
+
+TEST_CASE("a pruned search finds what an exhaustive one finds") {
+  std::mt19937 random(7);
+  const auto below = [&](int n) { return int(random() % unsigned(n)); };
+  for (int problem = 0; problem < 50; ++problem) {
+    INFO("problem " << problem);
+    const size_t count = size_t(1 + below(60)), groups = size_t(1 + below(20));
+    std::vector<double> value(count), bound(count), guess(count);
+    std::vector<size_t> group(count);
+    std::vector<int> refused(count);
+    for (size_t i = 0; i < count; ++i) {
+      value[i] = 1 + below(40);  // ties are frequent
+      bound[i] = value[i] - below(15);
+      guess[i] = value[i] + below(21) - 10;
+      group[i] = size_t(below(int(groups)));
+      refused[i] = below(5);  // 0: at once, 1: when it is played
+    }
+    size_t plays = 0;
+    SearchProblem p{.candidates = count,
+                    .refuse = [&](size_t i) -> std::optional<Refusal> {
+                      if (refused[i] == 0) return Refusal{"a rule", ""};
+                      return {};
+                    },
+                    .bound = [&](size_t i) { return bound[i]; },
+                    .guess = [&](size_t i) { return guess[i]; },
+                    .play = [&](size_t i, Refusal& why) -> std::optional<double> {
+                      ++plays;
+                      why = {"memory", ""};
+                      if (refused[i] == 1) return {};
+                      return value[i];
+                    },
+                    .group = [&](size_t i) { return group[i]; },
+                    .distance = [&](size_t i) { return int(i % 7); }};
+    const SearchResult pruned = pruned_search(p);
+    size_t counted = pruned.played.size() + pruned.slower.count + pruned.left.count;
+    for (const auto& [reason, out] : pruned.refused) counted += out.count;
+    CHECK(counted == count);
+    std::map<size_t, std::pair<double, size_t>> best;
+    for (size_t i = 0; i < count; ++i) {
+      if (refused[i] < 2) continue;
+      const auto [at, added] = best.try_emplace(group[i], value[i], i);
+      if (!added) at->second = std::min(at->second, {value[i], i});
+    }
+    std::vector<std::pair<double, size_t>> all;
+    for (const auto& [g, b] : best) all.push_back(b);
+    std::ranges::sort(all);
+    if (all.size() > p.top) all.resize(p.top);
+    std::vector<std::pair<double, size_t>> found;
+    for (const PlayedCandidate& c : pruned.ranked) found.emplace_back(c.value, c.index);
+    CHECK(found == all);
+  }
+}
+
+TEST_CASE("a search without time for all plays says what is left") {
+  SearchProblem p{
+      .candidates = 9,
+      .refuse = [](size_t) { return std::optional<Refusal>(); },
+      .bound = [](size_t i) { return double(i); },
+      .guess = [](size_t i) { return double(i); },
+      .play = [](size_t i, Refusal&) { return std::optional<double>(10.0 + double(i)); },
+      .group = [](size_t i) { return i; },
+      .distance = [](size_t i) { return 9 - int(i); },
+      .top = 3,
+      .most_plays = 4};
+  const SearchResult r = pruned_search(p);
+  CHECK(r.ranked.size() == 3);
+  CHECK(r.left.count == 5);
+  CHECK(r.left.nearest == 8);
+  CHECK(r.lowest_left == 4);
+}
+
+TEST_CASE("quick checks of a layout agree with its recipe loaded in full") {
+  for (const auto& [ranks, settings] :
+       {std::pair{int64_t{4}, std::vector<std::string>{}},
+        {8, {"distributed.pp_size=2", "distributed.pipeline.pp_schedule=1f1b"}},
+        {4, {"distributed.strategy=fsdp2", "distributed.dp_replicate_size=2"}},
+        {4,
+         {"model.moe.num_experts=4", "model.moe.ffn_hidden_size=48", "model.moe.router_topk=2",
+          "distributed.ep_size=2"}}}) {
+    const Planned p = planned(ranks, settings);
+    LayoutSpace space(p.source, p.recipe, p.plan.layout, 4, SearchFields::all());
+    RunPlan scratch = p.plan;
+    REQUIRE(space.choices().size() > 50);
+    size_t legal = 0;
+    for (size_t i = 0; i < space.choices().size(); i += 5) {
+      const LayoutChoice& c = space.choices()[i];
+      INFO(ranks << " ranks: " << space.text(c) << "; " << space.change(c).words());
+      const auto trial = plan::plan_trial(p.source, space.change(c), kVocab);
+      if (space.obstacle(c)) {
+        CHECK_FALSE(trial);
+        continue;
+      }
+      const Recipe& quick = space.recipe(c);
+      const plan::Layout layout = plan::layout_of(quick, ranks);
+      Diagnostics diagnostics;
+      plan::validate_layout(quick, layout, diagnostics);
+      INFO(diagnostics.text(recipe::Severity::error));
+      CHECK(trial.has_value() == !diagnostics.has_errors());
+      if (!trial || diagnostics.has_errors()) continue;
+      ++legal;
+      CHECK(print_recipe(quick, false) == print_recipe(trial->recipe, false));
+      plan::change_layout(quick, layout, scratch);
+      plan::PairOrders orders;
+      for (int64_t rank = 0; rank < layout.pp; ++rank)
+        CHECK(plan::estimate_own_memory(scratch, rank, orders).total() <=
+              trial->plan.memory[size_t(rank)].total() * (1 + 1e-9));
+    }
+    CHECK(legal > 5);
+  }
+}
+
+TEST_CASE("no bound of a step is above its prediction") {
+  const plan::Cluster c = cluster();
+  const SheetCosts costs(c, {});
+  for (const int64_t ranks : {1, 2, 4, 8}) {
+    const Planned p = planned(ranks);
+    LayoutSpace space(p.source, p.recipe, p.plan.layout, 4, SearchFields::all());
+    std::mt19937 random(unsigned(ranks) + 3);
+    for (int i = 0; i < 25; ++i) {
+      const LayoutChoice& choice = space.choices()[random() % space.choices().size()];
+      const auto trial = plan::plan_trial(p.source, space.change(choice), kVocab);
+      if (!trial) continue;
+      INFO(ranks << " ranks: " << space.change(choice).words());
+      const double played = StepModel(trial->plan, c).price(costs).step_s;
+      CHECK(step_bound(trial->plan, c, costs).seconds <= played * (1 + 1e-9));
+    }
+  }
+}
+
+TEST_CASE("a search ranks the layouts of a recipe, and counts the others by reason") {
+  const plan::Cluster c = cluster();
+  const SheetCosts costs(c, {});
+  const Planned p = planned(4);
+  LayoutSearch search;
+  search.top = 3;
+  const LayoutRanking r = search_layouts(p.source, p.recipe, p.plan, c, costs, search);
+  REQUIRE(r.ranked.size() == 3);
+  CHECK(std::ranges::is_sorted(r.ranked, {}, &RankedLayout::step_s));
+  REQUIRE(r.own);
+  CHECK(r.ranked[0].step_s <= r.own->step_s * 1.001);
+  size_t counted = r.played;
+  for (const LayoutsOut& out : r.out) counted += out.count;
+  CHECK(counted == r.candidates);
+  CHECK_FALSE(r.front.empty());
+  for (size_t i = 1; i < r.front.size(); ++i) CHECK(r.front[i].memory < r.front[i - 1].memory);
+}
+
+TEST_CASE("fields that are not of a layout are mistakes") {
+  Diagnostics diagnostics;
+  SearchFields::parse("tp,pq", {"strategi=ddp", "tp=x", "distributed.pp_size=2"}, diagnostics);
+  const std::string text = diagnostics.text(recipe::Severity::error);
+  INFO(text);
+  CHECK(text.find("`pq`") != std::string::npos);
+  CHECK(text.find("did you mean strategy?") != std::string::npos);
+  CHECK(text.find("`tp=x`") != std::string::npos);
+}
+
+}  // namespace predict_search_test
