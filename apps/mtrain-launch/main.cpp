@@ -64,9 +64,12 @@ bool is_program(const std::string& word) {
          });
 }
 
-// Refuses a Python script, which torchrun would start.
-void refuse_script(const std::string& launcher, const std::vector<std::string>& rest) {
-  if (rest.empty() || !rest[0].ends_with(".py") || is_program(rest[0])) return;
+// Refuses a Python script, which torchrun would start, and other tools' commands that no program of
+// this host is: `automodel finetune llm -c r.yaml`.
+void refuse_other_tools(const std::string& launcher, const std::vector<std::string>& rest) {
+  if (rest.empty() || is_program(rest[0])) return;
+  recipe::refuse_other_commands(rest, folders_of_recipes(), launcher);
+  if (!rest[0].ends_with(".py")) return;
   std::string words;
   const bool recipe = rest.size() > 1 && (rest[1].ends_with(".yaml") || rest[1].ends_with(".yml"));
   for (size_t i = recipe ? 1 : 0; i < rest.size(); ++i) words += " " + rest[i];
@@ -265,7 +268,7 @@ int run(int argc, char** argv) {
   std::string launcher = "mtrain-launch";
   for (int i = 1; i + int(options->rest.size()) < argc; ++i)
     launcher += fmt::format(" {}", argv[i]);
-  refuse_script(launcher, options->rest);
+  refuse_other_tools(launcher, options->rest);
   o.command = command_of(options->rest);
   o.uses_store = is_mtrain(o.command.front());
   LaunchedRun launched;  // empty: the ranks do not train

@@ -130,11 +130,10 @@ void run(const Prepared& ready, const run::RunOptions& options) {
   const launch::Job& job = options.job;
   const plan::MeetingPlan meeting = plan::meeting_plan(r, job.size);
   set_environment(meeting.device);
-  const auto make_plan = [&](Pulse& pulse) {
+  const auto make_plan = [&](const std::function<void()>& alive) {
     Recipe counted = r;
     Diagnostics diagnostics;
-    // Tokens may take longer than launch.start_timeout_s.
-    if (job.size > 1) tokenize_samples(counted, diagnostics, job.rank == 0, [&] { pulse.wrote(); });
+    if (job.size > 1) tokenize_samples(counted, diagnostics, job.rank == 0, alive);
     count_steps(counted, diagnostics);
     if (job.rank == 0) tell(diagnostics);
     RunPlan plan =

@@ -176,6 +176,18 @@ std::optional<HubProblem> problem_of(const fs::path& path, const Kind& kind) {
 
 fs::path hub_model_folder(const fs::path& path) { return folder_of(path, kModel); }
 std::optional<HubProblem> hub_problem(const fs::path& path) { return problem_of(path, kModel); }
+std::string hub_missing_files_hint(const fs::path& folder) {
+  const fs::path at = folder.has_filename() ? folder : folder.parent_path(),
+                 repository = at.parent_path().parent_path();
+  HubName name{.repository = repository.filename().string()};
+  if (at.parent_path().filename() != "snapshots" || !name.repository.starts_with(kModel.folder))
+    return "";
+  name.repository.erase(0, std::string_view(kModel.folder).size());
+  if (const size_t dashes = name.repository.find("--"); dashes != std::string::npos)
+    name.repository.replace(dashes, 2, "/");
+  if (commit_of(repository, "main") != at.filename()) name.revision = at.filename().string();
+  return fmt::format("{} fetches the files that are missing; or ", download_command(name, kModel));
+}
 fs::path hub_dataset_folder(const fs::path& path) { return folder_of(path, kDataset); }
 std::optional<HubProblem> hub_dataset_problem(const fs::path& path) {
   return problem_of(path, kDataset);

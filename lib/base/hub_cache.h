@@ -40,7 +40,11 @@ struct HubProblem {
 // its files, or is more likely a folder: one below an existing folder, or without organization.
 std::optional<HubProblem> hub_problem(const std::filesystem::path& path);
 
-// The same for data sets, in datasets--<organization>--<name>/.
+// Returns "`hf download org/name` fetches the files that are missing; or " for a folder of a
+// cache's snapshot; "" for any other. Errors about an absent file begin their hint with it.
+std::string hub_missing_files_hint(const std::filesystem::path& folder);
+
+// These do the same for data sets, in datasets--<organization>--<name>/.
 std::filesystem::path hub_dataset_folder(const std::filesystem::path& path);
 std::optional<HubProblem> hub_dataset_problem(const std::filesystem::path& path);
 // Returns the hint with the command that fetches the data set; "" if `path` exists or is not a name

@@ -27,10 +27,15 @@ class SharedMailbox : public Mailbox {
     const std::lock_guard lock(mutex_);
     texts_.erase(key);
   }
+  int64_t add(const std::string& number, int64_t delta) override {
+    const std::lock_guard lock(mutex_);
+    return numbers_[number] += delta;
+  }
 
  private:
   std::mutex mutex_;
   std::map<std::string, std::string> texts_;
+  std::map<std::string, int64_t> numbers_;
 };
 
 // A long text has several keys of the store, since a value has a largest size.
@@ -58,6 +63,9 @@ class StoreMailbox : public Mailbox {
     const int64_t parts = store_.add(count_key(key), 0);
     for (int64_t i = 0; i < parts; ++i) store_.remove(part_key(key, i));
     store_.remove(count_key(key));
+  }
+  int64_t add(const std::string& number, int64_t delta) override {
+    return store_.add(fmt::format("mail number/{}", number), delta);
   }
 
  private:

@@ -1,7 +1,8 @@
-// Texts that ranks pass to each other apart from all collectives. Threads that work while the ranks
-// train exchange them.
+// Texts and numbers that ranks pass to each other apart from all collectives. Threads that work
+// while the ranks train exchange them.
 #pragma once
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -27,6 +28,9 @@ class Mailbox {
   virtual std::optional<std::string> find(const std::string& key) = 0;
   // Forgets the key and its text.
   virtual void remove(const std::string& key) = 0;
+  // Adds `delta` to a number that begins at 0, and returns the sum. Numbers have names of their
+  // own.
+  virtual int64_t add(const std::string& number, int64_t delta) = 0;
 };
 
 // Ranks that are threads share one object.

@@ -49,6 +49,8 @@ class Transport {
   // Makes ranks that wait in connect() throw, with the reason why a peer will not arrive. Any
   // thread may call it.
   virtual void abort(std::string_view /*reason*/) noexcept {}
+  // Returns the first reason that a rank has given to abort(); "" while there is none.
+  virtual std::string failure() { return ""; }
 };
 
 class World {
@@ -86,6 +88,8 @@ class World {
 
   // Aborts every group, including groups that are still connecting. Any thread may call it.
   void abort(std::string_view reason) noexcept;
+  // Returns why a rank has aborted; "" while none has. Throws CommError if the job's store is gone.
+  std::string failure() { return transport_ ? transport_->failure() : ""; }
 
  private:
   int rank_, size_;

@@ -35,8 +35,6 @@ Count LayerActivations::residual() const {
   return hidden() / (plan_.tensor.sequence_parallel ? tp_ : 1);
 }
 
-// The rank's own shard of the residual stream, which exists beside the gathered one. Elements per
-// token.
 Count LayerActivations::sharded_residual() const {
   return plan_.tensor.sequence_parallel && l_.tp > 1 ? residual() : 0;
 }

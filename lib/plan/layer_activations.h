@@ -64,13 +64,15 @@ class LayerActivations {
   Count row_share() const;
   bool spreads_rows() const;  // whether other ranks' rows come to this rank's experts
   bool uses(ContextMethod method) const;
+  // The rank's own shard of the residual stream, which exists beside the gathered one; 0 if all
+  // ranks have all tokens.
+  Count sharded_residual() const;
 
  private:
   bool recomputes_head_norms() const;
   bool keeps_norms() const;
   Count kept_of_norms() const;
   bool keeps_activation(bool moe) const;
-  Count sharded_residual() const;
   Count attention_width() const;  // of the core's result
   Count latent_width() const;     // of the vectors of latent attention
   Count travelling_rows() const;

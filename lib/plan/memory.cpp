@@ -106,21 +106,18 @@ class Estimator {
     }
     out.grads += passing_gradients();
     // The head's logits are freed before the layers run backward.
-    const Count passing =
-        std::max(layer_.passing_per_token(false), layers_.moe ? layer_.passing_per_token(true) : 0);
-    const Count backward = T_ * (recomputed_at_once() + passing);
-    out.activations = T_ * (kept_per_token() + received_per_token() +
-                            (has_head() ? 2 * layer_.hidden() * head_e_ + 4 : 0)) +
-                      backward;
-    out.logits = has_head() ? std::max<Count>(0, logits() - backward) + deferred() : 0;
+    const Count backward = T_ * (recomputed_at_once() + passing_per_token());
+    // The micro-batch whose backward runs no longer keeps what the output layer left.
+    out.activations = T_ * (kept_per_token() + received_per_token() - left_by_head()) + backward;
+    out.logits = has_head() ? std::max<Count>(0, head() - backward) + deferred() : 0;
     const Count lasting = data_buffers() + float8_weights();
-    out.buffers =
-        lasting + reduction_buffers() + context_buffers() + pipeline_buffers() + expert_buffers();
+    out.buffers = lasting + reduction_buffers() + context_buffers();
     out.workspace = workspace();
-    // The update runs after activations and logits are freed, and uses their memory. With CUDA
-    // graphs they keep it.
+    // What follows the last layer's backward, and the update, use the memory of activations and
+    // logits. With CUDA graphs they keep it.
     const Count free = plan_.graphs.on ? 0 : out.activations + out.logits;
-    out.buffers = std::max(out.buffers, lasting + update_buffers() - free);
+    const Count at_end = std::max({table_reduction(), replicated_gradients(), update_buffers()});
+    out.buffers = std::max(out.buffers, lasting + at_end - free);
     return out;
   }
 
@@ -233,6 +230,15 @@ class Estimator {
     return dp_.shards >= ShardLevel::gradients && dp_.defer_reduce && l_.step_micro_batches() > 1;
   }
 
+  // Bytes per token that exist while a layer runs backward; without layers, while the embedding
+  // does: its full gradient, and under sequence parallelism the rank's rows.
+  Count passing_per_token() const {
+    if (layers_.all() > 0)
+      return std::max(layers_.dense ? layer_.passing_per_token(false) : 0,
+                      layers_.moe ? layer_.passing_per_token(true) : 0);
+    return first_stage() ? (layer_.hidden() + layer_.sharded_residual()) * e_ : 0;
+  }
+
   bool recomputes_layers() const { return plan_.recompute.group > 0 && layers_.all() > 0; }
 
   // Bytes per token that all layers of the rank keep, for all micro-batches in flight.
@@ -252,6 +258,7 @@ class Estimator {
         all += Count(recomputed) / Count(layers_.all()) * Count(layers_.moe) *
                layer_.router_per_token();
     }
+    all += left_by_head();
     if (all == 0) return all;
     const Count wgrad_inputs =
         Count(layers_.dense) * layer_.wgrad_inputs_per_token(false) +
@@ -259,13 +266,37 @@ class Estimator {
     const auto chunks = Count(stages_.size());
     // The weight gradients that wait for the send of a paired backward's gradient may take more
     // memory than the pair.
-    const Count chunk = all / chunks, layer = all / Count(layers_.all());
+    const Count chunk = all / chunks, layer = all / std::max<Count>(1, Count(layers_.all()));
     const int64_t delayed = plan_.pipeline.delayed_layers;
     const Count last = delayed > 1 ? layer + unsent_per_token(delayed - 1) : 0;
     return chunk * chunks_held(shape_, pp_rank_,
-                               {.wgrad_inputs = wgrad_inputs / all,
+                               {.sizes = chunk_sizes(),
+                                .wgrad_inputs = wgrad_inputs / all,
                                 .pair = std::max(pair_per_token(layer), last) / chunk,
                                 .unsent = unsent_per_token(delayed) / chunk});
+  }
+
+  // Bytes per token that a loss leaves for backward: the final norm's input, and its output's
+  // gradient.
+  Count left_by_head() const {
+    return has_head() && has_predictions() ? 2 * layer_.residual() * e_ : 0;
+  }
+
+  // What the chunks of each stage of this rank keep, relative to their mean.
+  std::vector<double> chunk_sizes() const {
+    if (stages_.size() == 1) return {};
+    std::vector<double> sizes(size_t(l_.stages), 1);
+    Count all = 0;
+    for (const int64_t stage : stages_) {
+      Count size = stage == l_.prediction_stage() ? predictions_per_token() : 0;
+      for (const bool moe : experts_of_stage(plan_, stage)) size += layer_.kept_per_token(moe);
+      if (stage == l_.stages - 1) size += left_by_head();
+      sizes[size_t(stage)] = size;
+      all += size;
+    }
+    if (all == 0) return {};
+    for (const int64_t stage : stages_) sizes[size_t(stage)] *= Count(stages_.size()) / all;
+    return sizes;
   }
 
   // Bytes per token that the depths of multi-token prediction keep beside their layers: the inputs
@@ -342,6 +373,15 @@ class Estimator {
     if (!recomputes_layers()) return 0;
     return Count(std::min(plan_.recompute.group, layers_.all())) *
            std::max(layer_.kept_per_token(false), layers_.moe ? layer_.kept_per_token(true) : 0);
+  }
+
+  // Bytes that exist while the output layer computes a loss: the final norm's input, the layer's
+  // inputs and their gradient, which under sequence parallelism are those of all tp ranks' tokens,
+  // each token's loss, and first the logits, then the gradient for the layer before.
+  Count head() const {
+    const Count norm_input = has_predictions() ? layer_.residual() * e_ : 0,
+                result = layer_.sharded_residual() * e_ + (head_e_ > e_ ? layer_.hidden() * e_ : 0);
+    return T_ * (norm_input + 2 * layer_.hidden() * head_e_ + 4) + std::max(logits(), T_ * result);
   }
 
   // Bytes of the logits that exist at once. Rounded logits exist beside those of the output layer.
@@ -425,10 +465,26 @@ class Estimator {
   Count reduction_buffers() const {
     if (!l_.shares_gradients()) return 0;
     if (plan_.model.lora) return 0;  // too few to count
-    const Count dense = std::max({size_.token_table, size_.output, largest_piece()}) / tp_;
+    const Count dense =
+        std::max(has_head() ? size_.output : 0, layers_.all() ? largest_piece() : 0) / tp_;
     const Count experts = layers_.moe && l_.ep_shard > 1 ? largest_expert_piece() : 0;
     return std::max(reduction_buffers(dense, l_.dp_shard * l_.cp),
                     reduction_buffers(experts, expert_shards()));
+  }
+  // Bytes of the token table's gradients while they are reduced, after those of all layers.
+  Count table_reduction() const {
+    if (!l_.shares_gradients() || plan_.model.lora) return 0;
+    const bool table = first_stage() || (has_predictions() && plan_.model.table_at_end());
+    return table ? reduction_buffers(size_.token_table / tp_, l_.dp_shard * l_.cp) : 0;
+  }
+  // Bytes of the gradients that ranks of tp sum at the end of a step: under sequence parallelism
+  // each has seen a part of the tokens.
+  Count replicated_gradients() const {
+    if (l_.tp == 1 || !plan_.tensor.sequence_parallel || plan_.model.lora) return 0;
+    const Count all = Count(layers_.dense) * size_.dense.replicated +
+                      Count(layers_.moe) * size_.moe.replicated +
+                      (has_predictions() ? size_.mtp + size_.final_norm : 0);
+    return 4 * all / (dp_.shards >= ShardLevel::optimizer ? data_ranks(l_.dp_shard * l_.cp) : 1);
   }
   // Bytes of the largest piece while it is reduced: its bf16 copy, or in fp32 the part that is
   // added to the sum of earlier micro-batches.
@@ -508,19 +564,6 @@ class Estimator {
     }
     return bytes;
   }
-  // Bytes of one activation and one gradient, sent and received.
-  Count pipeline_buffers() const {
-    if (l_.pp == 1) return 0;
-    // Between multi-token prediction and its output layer, the rows of further depths travel, too.
-    const bool depths = l_.predicts_apart && (has_head() || has_predictions());
-    return (4 + (depths ? 2 * Count(plan_.model.mtp.depths) : 0)) * T_ * layer_.residual() *
-           Count(dtype_size(plan_.pipeline.dtype));
-  }
-  Count expert_buffers() const {
-    const Count rows = (expert_rows_per_token(plan_) + rows_) * layer_.row_share();
-    return layer_.spreads_rows() && layers_.moe ? T_ * rows * layer_.hidden() * e_ : 0;
-  }
-
   // The larger of a GEMM's workspace and attention's, since only one of them runs at a time.
   Count workspace() const {
     if (plan_.device.kind != DeviceKind::cuda) return 0;
@@ -613,7 +656,8 @@ MemoryEstimate estimate_memory(const RunPlan& plan, int64_t pp_rank, PairOrders&
   };
   MemoryEstimate m = with_load(1);
   if (plan.layout.ep > 1 && !plan.experts.pad_to_capacity)
-    m.per_tenth_of_rows = with_load(1.1).total() - m.total();
+    // The mean of ten tenths: the output layer may need more than the first ones add.
+    m.per_tenth_of_rows = (with_load(2).total() - m.total()) / 10;
   m.nccl = nccl_bytes(plan, plan.mesh.rank_of({pp_rank, 0, 0, 0, 0}), machine);
   return m;
 }

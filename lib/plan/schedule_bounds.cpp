@@ -47,15 +47,16 @@ double chunks_held(const ScheduleShape& s, int64_t pp_rank, const ChunkParts& pa
       s.table ? s.table->ranks[size_t(pp_rank)] : kind_of(s).list(schedule_size(s), pp_rank);
   double held = 0, most = 0;
   for (const schedule::Action& a : list) {
+    const double size = parts.sizes.empty() ? 1 : parts.sizes.at(size_t(a.stage));
     if (a.overlaps_next) {
       most = std::max(most, held + parts.pair);
-      ++held;
+      held += size;
       continue;
     }
-    held += a.kind == schedule::ActionKind::F   ? 1
-            : a.kind == schedule::ActionKind::B ? -1
-            : a.kind == schedule::ActionKind::I ? parts.wgrad_inputs - 1
-                                                : -parts.wgrad_inputs;
+    held += size * (a.kind == schedule::ActionKind::F   ? 1
+                    : a.kind == schedule::ActionKind::B ? -1
+                    : a.kind == schedule::ActionKind::I ? parts.wgrad_inputs - 1
+                                                        : -parts.wgrad_inputs);
     most = std::max(most, a.kind == schedule::ActionKind::B ? held + parts.unsent : held);
   }
   return most;

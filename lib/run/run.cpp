@@ -19,11 +19,12 @@
 #include "run/run_log.h"
 #include "run/run_status.h"
 #include "run/start_choice.h"
+#include "run/start_work.h"
 #include "run/training.h"
 
 namespace mtrain::run {
 
-void run_training(const plan::MeetingPlan& meeting, const std::function<RunPlan(Pulse&)>& make_plan,
+void run_training(const plan::MeetingPlan& meeting, const MakePlan& make_plan,
                   const RunOptions& options) {
   const IgnoreSigpipe pipes;
   const launch::TokenFileGuard token_file;
@@ -76,7 +77,12 @@ void run_training(const plan::MeetingPlan& meeting, const std::function<RunPlan(
       status.emplace(meeting.folders.run_dir, options.job, *pulse,
                      continues_run(meeting.folders, options.job));
     try {
-      const RunPlan plan = make_plan(*pulse);
+      StartWork work(world, *pulse, std::chrono::duration<double>(meeting.comm.timeout_s));
+      const RunPlan plan = make_plan([&] { work.progress(); });
+      work.await_all([&](int64_t others) {
+        if (screen) waiting(waits_text(others, world.size()));
+      });
+      if (screen) screen->idle();
       train_on_rank(plan, options, world,
                     {.pulse = pulse,
                      .rendezvous = rendezvous,
@@ -98,7 +104,7 @@ void run_training(const plan::MeetingPlan& meeting, const std::function<RunPlan(
 
 void run_training(const RunPlan& plan, const RunOptions& options) {
   run_training(
-      plan::meeting_plan(plan), [&](Pulse&) { return plan; }, options);
+      plan::meeting_plan(plan), [&](const auto&) { return plan; }, options);
 }
 
 }  // namespace mtrain::run

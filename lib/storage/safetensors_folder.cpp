@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/hub_cache.h"
 #include "base/json.h"
 #include "base/strings.h"
 
@@ -126,7 +127,8 @@ SafetensorsFolder::SafetensorsFolder(fs::path folder) : path_(std::move(folder))
                                   path_.string(), *shard, kIndexFile),
                       kSaveAgain);
     throw UserError(fmt::format("{} holds no {} and no {}", path_.string(), kModelFile, kIndexFile),
-                    "give the folder of a model, which holds its config.json and its weights");
+                    hub_missing_files_hint(path_) +
+                        "give the folder of a model, which holds its config.json and its weights");
   }
   // Other files may be a part of another model, or show that the folder was not copied completely.
   for (const std::string& name : names)
@@ -185,7 +187,7 @@ void SafetensorsFolder::open_shards() {
   for (size_t i = 0; i < std::min(kShown, problems.size()); ++i) text += "\n  " + problems[i];
   if (problems.size() > kShown) text += fmt::format("\n  and {} more", problems.size() - kShown);
   throw UserError(fmt::format("{} and its shards disagree:{}", (path_ / kIndexFile).string(), text),
-                  kSaveAgain);
+                  (absent.empty() ? "" : hub_missing_files_hint(path_)) + kSaveAgain);
 }
 
 const SafetensorsReader& SafetensorsFolder::file(std::string_view name) const {

@@ -3,8 +3,8 @@
 //   <calls> <number of the error> <part of the path> [<rank>]
 // <calls> has a letter for each kind of call that fails: o opens a file, c creates one, m makes a
 // folder, w writes, r reads, n renames, d deletes, s asks for its size or kind. With -1 as its
-// number the call does not fail: it waits as long as the file has the line. A test changes the file
-// while programs run; without the file nothing fails.
+// number the call does not fail: it waits as long as the file has the line. With -2 it takes 0.2 s
+// longer. A test changes the file while programs run; without the file nothing fails.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -43,10 +43,12 @@ static int listed_fault(char call, const char* path) {
 
 // Returns the error of this call, after a wait if there is one; 0: none.
 static int fault(char call, const char* path) {
-  const struct timespec pause = {0, 20 * 1000 * 1000};
+  const struct timespec pause = {0, 20 * 1000 * 1000}, slow = {0, 200 * 1000 * 1000};
   int error = 0;
   while ((error = listed_fault(call, path)) == -1) nanosleep(&pause, NULL);
-  return error;
+  if (error != -2) return error;
+  nanosleep(&slow, NULL);
+  return 0;
 }
 
 static int fault_of_fd(char call, int fd) {

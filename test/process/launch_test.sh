@@ -389,6 +389,8 @@ refuses "an option after the recipe, beside others" "mtrain-launch --nproc_per_n
   --nproc_per_node=8 "$work/r.yaml" --nnodes 2 --node_rank 0
 refuses "a port in the local address" "--local_addr=127.0.0.1:1 is not a host" --nnodes=2 --node_rank=0 --local_addr=127.0.0.1:1 \
   "$work/r.yaml"
+refuses "a command of AutoModel" "write mtrain-launch --nproc_per_node=2 $work/r.yaml optimizer.lr=1" --nproc_per_node=2 \
+  automodel finetune llm -c "$work/r.yaml" optimizer.lr=1
 refuses "a Python module" "python3 -m torchtitan.train after the options" --nproc_per_node=2 -m torchtitan.train
 etcd=(--nnodes=1:2 --node_rank=0 --rdzv_endpoint=etcd0)
 refuses "version 2 of etcd" "hint: use etcd," "${etcd[@]}" --rdzv_backend=etcd-v2 --rdzv_id=x "$work/r.yaml"

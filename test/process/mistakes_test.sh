@@ -136,7 +136,15 @@ mistake "conversations without a chat template" "$(rows '{messages: data/chat.js
 mistake "columns that do not exist" "$(rows '{prompt_completion: data/pairs.jsonl}')" mtrain r.yaml
 mistake "a broken row of many" "$(rows '{prompt_completion: data/many.jsonl}')" mtrain r.yaml
 mistake "a key of rows that does not exist" "$(rows '{messages: data/chat.jsonl, templat: chat.jinja}')" mtrain r.yaml
+mistake "a broken row that a dry run reads" "$(rows '{prompt_completion: data/pairs.jsonl, prompt: "{question}", completion: "{anser}"}')" mtrain r.yaml --dry-run
 mistake "a file of rows that does not exist" "$(rows '{messages: data/chats.jsonl}')" mtrain r.yaml
+
+# A model of which only some files were downloaded.
+mkdir -p hub/models--org--small/{refs,snapshots/abc}
+echo abc >hub/models--org--small/refs/main
+cp "${golden%/*}/hf/llama/config.json" hub/models--org--small/snapshots/abc/
+mistake "a model of the Hub without its tokenizer" "model: {from: org/small}\ndataset: {train: {messages: data/chat.jsonl}, cache_dir: cache}\n" mtrain r.yaml
+mistake "a model of the Hub without its weights" "" mtrain generate --model org/small --prompt a
 
 sed -i "1s/.*/# $number typical mistakes and their messages/" out
 if [[ $write ]]; then

@@ -1,19 +1,21 @@
 #!/usr/bin/env python3
 """Trains on rows of text by recipes of NeMo AutoModel, and compares each step with transformers or one rank.
 
-  test/process/rows_test.py <mtrain> <mtrain-launch>
+  test/process/rows_test.py <mtrain> <mtrain-launch> <library of failing files>
 
 scripts/golden/rows.py has written the recipes, the rows and the expected losses.
 """
 import json
 import os
 import pathlib
+import random
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 
-MTRAIN, LAUNCH = (pathlib.Path(path).resolve() for path in sys.argv[1:3])
+MTRAIN, LAUNCH, FAILING_FILES = (pathlib.Path(path).resolve() for path in sys.argv[1:4])
 GOLDEN = pathlib.Path(__file__).resolve().parent.parent / "golden/rows"
 WORK = pathlib.Path(tempfile.mkdtemp())
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -44,6 +46,17 @@ EXPERT_LAYOUTS = {
     "ep 2, cp 2": (4, ["distributed.ep_size=2", "distributed.cp_size=2"]),
     "ep 2, pp 2": (4, ["distributed.ep_size=2", *PIPELINE]),
 }
+# Two hosts, of which one must read more rows than fit into comm.timeout_s.
+TIMEOUT_S = 4
+SLOW = """
+model: {num_layers: 1, hidden_size: 32, num_attention_heads: 2}
+tokenizer: byte
+dataset: {train: {prompt_completion: many.jsonl, cut: true}, seq_length: 32}
+train: {steps: 1, global_batch_size: 2, micro_batch_size: 1, threads: 1, device: cpu}
+distributed: {strategy: ddp}
+checkpoint: {enabled: false}
+comm: {timeout_s: %s}
+""" % TIMEOUT_S
 FAILED = []
 
 
@@ -105,8 +118,46 @@ def train(recipe, layout, ranks, settings, expected=None):
     return computed
 
 
+def two_hosts(name):
+    """Starts a rank on each of two hosts; the second reads slowly and has no tokens yet. Returns exit codes, output, time."""
+    (WORK / "faults").write_text("r -2 many.jsonl 1\n")
+    token = WORK / "token"
+    token.touch(mode=0o600)
+    token.write_text(random.randbytes(32).hex())
+    words = ["--nnodes=2", "--nproc_per_node=1", "--master_addr=127.0.0.1", "--local_addr=127.0.0.1",
+             f"--master_port={random.randrange(20000, 32000)}", f"--token_file={token}"]
+    hosts, began = [], time.monotonic()
+    for host in (0, 1):
+        environment = {**os.environ, "XDG_CACHE_HOME": str(WORK / f"{'warm' if host == 0 else name}"),
+                       "LD_PRELOAD": str(FAILING_FILES), "MTRAIN_FAILING_FILES": str(WORK / "faults")}
+        hosts.append(subprocess.Popen([LAUNCH, *words, f"--node_rank={host}", "slow.yaml", f"train.run_dir={name}"],
+                                      cwd=WORK, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                      stderr=subprocess.STDOUT, text=True))
+    output = "".join(host.communicate(timeout=120)[0] for host in hosts)
+    return [host.returncode for host in hosts], output, time.monotonic() - began
+
+
+def a_host_that_tokenizes_for_long():
+    (WORK / "slow.yaml").write_text(SLOW)
+    row = json.dumps({"prompt": "p", "completion": "c" * 2000}) + "\n"
+    (WORK / "many.jsonl").write_text(row * 6000)
+    warm = {**os.environ, "XDG_CACHE_HOME": str(WORK / "warm")}
+    subprocess.run([MTRAIN, "slow.yaml", "train.run_dir=warmed"], cwd=WORK, env=warm, check=True, timeout=120,
+                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    codes, output, seconds = two_hosts("slow")
+    if codes != [0, 0] or seconds < 1.5 * TIMEOUT_S or "waiting for 1 of 2 ranks" not in output:
+        fail(f"a slow host: exit codes {codes} after {seconds:.1f} s", output)
+    # A host whose rows are broken ends the other, which waits.
+    with open(WORK / "many.jsonl", "a") as rows:
+        rows.write("broken\n")
+    codes, output, _ = two_hosts("broken")
+    if 0 in codes or "many.jsonl:6001" not in output or "did not arrive" in output:
+        fail(f"a host with a broken row: exit codes {codes}", output)
+
+
 def main():
     prepare()
+    a_host_that_tokenizes_for_long()
     expected = json.loads((GOLDEN / "expected.json").read_text())
     for recipe, values in expected.items():
         for layout, (ranks, settings) in LAYOUTS.items():

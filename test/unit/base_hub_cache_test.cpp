@@ -119,6 +119,21 @@ TEST_CASE("a model that cannot be used is named with the command that fetches it
   CHECK_THAT(hub_problem("org/small-1.5")->message, Contains("no revision main"));
 }
 
+TEST_CASE("files that a snapshot lacks are fetched by the model's name and revision") {
+  const Cache cache;
+  const fs::path snapshots = cache.repository / "snapshots";
+  const std::string gist = "`hf download org/small-1.5";
+  CHECK_THAT(hub_missing_files_hint(snapshots / cache.commit), Contains(gist + "` fetches"));
+  CHECK_THAT(hub_missing_files_hint(snapshots / cache.commit / ""), Contains(gist + "` fetches"));
+  CHECK_THAT(hub_missing_files_hint(snapshots / "fedcba9"),
+             Contains(gist + " --revision fedcba9`"));
+  for (const fs::path& other : {fs::path(), fs::path("model"), cache.repository, fs::path("/"),
+                                fs::path("snapshots/x"), fs::path("models/snapshots/x")}) {
+    INFO(other);
+    CHECK(hub_missing_files_hint(other).empty());
+  }
+}
+
 TEST_CASE("a reference cannot lead out of the cache") {
   const Cache cache;
   write_file_atomic(cache.repository / "refs" / "main", "../../../../etc");

@@ -1,9 +1,11 @@
 // Tests that data are identified by their content.
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <fstream>
+#include <optional>
 #include <thread>
 
 #include <catch2/catch.hpp>
@@ -148,6 +150,37 @@ TEST_CASE("a kept hash counts once its file has been as it is for a while") {
   write_file_atomic(file, "two");
   CHECK(data::settled_hash(file).empty());
   CHECK(hash() != first);
+}
+
+TEST_CASE("of those that ask at once for a hash, one reads the file") {
+  const TemporaryFolder folder;
+  const Cache cache;
+  const fs::path file = folder / "rows.jsonl";
+  write_file_atomic(file, std::string(int64_t(9) << 20, 'x'));
+  std::this_thread::sleep_for(
+      std::chrono::milliseconds(200));  // a hash of a newer file is not kept
+  std::atomic<bool> done = false;
+  std::atomic<int> late_calls = 0;  // more than one only if the thread reads the file itself
+  std::string other;
+  std::optional<std::thread> second;
+  const std::string hash = data::known_or_read_hash(file, [&] {
+    if (!second)
+      second.emplace([&] {
+        other = data::known_or_read_hash(file, [&] {
+          late_calls += done;
+          return true;
+        });
+      });
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    return true;
+  });
+  done = true;
+  second->join();
+  CHECK(other == hash);
+  CHECK(late_calls <= 1);
+  CHECK(data::settled_hash(file) == hash);
+  for (const auto& kept : fs::recursive_directory_iterator(cache.path))
+    CHECK(kept.path().extension() != ".lock");
 }
 
 TEST_CASE("hashes that lie beside other data are not believed") {

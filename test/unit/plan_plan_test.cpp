@@ -320,7 +320,7 @@ TEST_CASE("a resumed run may balance experts differently, if its checkpoint has 
 
 TEST_CASE("a GPU's logits exist in larger pieces than a CPU's, of 2 GiB as fp32 at most") {
   const auto total = [](const std::string& device, const std::string& tokens) {
-    // Layers whose backward needs little memory, since the head may use that memory before.
+    // Layers whose backward needs less memory than the head does before.
     const Recipe r = ready(
         "llama3_8b", 8,
         {"distributed.strategy=ddp", "distributed.tp_size=1", "~distributed.sequence_parallel",
@@ -328,13 +328,13 @@ TEST_CASE("a GPU's logits exist in larger pieces than a CPU's, of 2 GiB as fp32 
          "train.global_batch_size=128", "train.micro_batch_size=1", "recompute.cheap=true",
          "train.device=" + device, "dataset.seq_length=" + tokens});
     const MemoryEstimate m = make_plan(r, 8, r.model.vocab_size).fullest();
-    return m.total() - m.nccl;
+    return m.total() - m.nccl - m.workspace;
   };
   const double more = total("cuda", "4096") - total("cpu", "4096");
   CHECK(more > double(1ll << 29));
   CHECK(more < double(1ll << 30));
-  // Twice the tokens are twice the pieces, and a layer's backward needs more memory.
-  CHECK(total("cuda", "8192") - total("cpu", "8192") < more);
+  // Twice the tokens are twice the pieces.
+  CHECK(total("cuda", "8192") - total("cpu", "8192") <= more);
 }
 
 TEST_CASE("logits are split into chunks of equal size, of whole tiles if there are many rows") {

@@ -1,9 +1,8 @@
 // Compares the plan's estimate of memory with what is recorded: for the ready recipes, which are
-// large models on many GPUs.
+// large models on many GPUs, and for layouts of latent attention and multi-token prediction.
 #include <algorithm>
 #include <ctime>
 #include <filesystem>
-#include <map>
 #include <set>
 
 #include <catch2/catch.hpp>
@@ -49,43 +48,128 @@ std::vector<Ready> ready_recipes() {
   return all;
 }
 
-// Rows whose estimate is farther than 2 % from the record, with the largest distance in %. The
-// activations of the last stages are too small or too large; where layers are gathered, so are the
-// buffers of models with large tables.
-const std::map<std::string, double> kFarther{
-    {"deepseek_v3 15", 3.6},        {"gemma2_2b 0", 4.7},           {"gemma3_1b 0", 4.8},
-    {"llama3_1_405b 15", 6.8},      {"llama3_2_1b 0", 2.6},         {"mixtral_8x7b 3", 2.3},
-    {"quickstart_fp8 0", 2.4},      {"quickstart_long 0", 4.8},     {"quickstart_muon 0", 2.5},
-    {"quickstart_pipeline 0", 2.5}, {"quickstart_pipeline 1", 4.3}, {"qwen2_5_0_5b 0", 4.0},
-    {"qwen2_5_1_5b 0", 2.6},        {"qwen3_0_6b 0", 3.5},          {"qwen3_1_7b 0", 3.2}};
+// Compares the plan of a pipeline rank with the record of its first rank. What kernels and NCCL
+// allocate is not recorded. Parameters, gradients and optimizer state are equal but for rounding.
+void expect_near_record(const std::string& name, const RunPlan& plan, int64_t stage,
+                        double percent) {
+  const plan::MemoryEstimate& planned = plan.memory[size_t(stage)];
+  const predict::StepTable recorded =
+      predict::step_table(plan, int(stage * plan.layout.world / plan.layout.pp));
+  const auto peak = [&](device::MemoryCategory c) { return double(recorded.peaks[size_t(c)]); };
+  CAPTURE(name, stage, planned.activations, planned.logits, planned.buffers,
+          peak(device::MemoryCategory::activations), peak(device::MemoryCategory::buffers));
+  CHECK(planned.total() - planned.workspace - planned.nccl ==
+        Approx(double(recorded.peak)).epsilon(percent / 100));
+  CHECK(planned.params == Approx(peak(device::MemoryCategory::params)).epsilon(0.002));
+  CHECK(planned.grads == Approx(peak(device::MemoryCategory::grads)).epsilon(0.002));
+  CHECK(planned.optimizer == Approx(peak(device::MemoryCategory::optimizer)).epsilon(0.002));
+}
+
+using Settings = std::vector<std::string>;
+
+RunPlan plan_of(const std::string& recipe, int64_t ranks, const Settings& settings) {
+  Diagnostics diagnostics;
+  const Recipe r =
+      plan::load_recipe(interchange::model_source(), recipe, settings, diagnostics, ranks);
+  diagnostics.throw_if_errors();
+  return plan::make_plan(r, ranks, r.model.vocab_size);
+}
 
 }  // namespace
 
-// Parameters, gradients and optimizer state are equal but for rounding.
-TEST_CASE("planned memory is within 2 % of a recorded step for 35 ranks of ready recipes") {
-  int near = 0;
+// Two small recipes under fsdp2 gather one more layer than is planned.
+TEST_CASE("planned memory is within 2 % of a recorded step for ranks of ready recipes") {
+  const std::set<std::string> farther{"quickstart_local", "quickstart_sharded"};
+  int compared = 0;
   for (const auto& [name, plan] : ready_recipes()) {
     if (!predict::recording_obstacle(plan).empty()) continue;
-    for (const int64_t stage : std::set<int64_t>{0, plan.layout.pp - 1}) {
-      const plan::MemoryEstimate& planned = plan.memory[size_t(stage)];
-      const predict::StepTable recorded =
-          predict::step_table(plan, int(stage * plan.layout.world / plan.layout.pp));
-      const auto peak = [&](device::MemoryCategory c) { return double(recorded.peaks[size_t(c)]); };
-      const std::string row = fmt::format("{} {}", name, stage);
-      CAPTURE(row, planned.activations, planned.logits, planned.buffers,
-              peak(device::MemoryCategory::activations), peak(device::MemoryCategory::buffers));
-      const auto farther = kFarther.find(row);
-      const double percent = farther == kFarther.end() ? 2 : farther->second;
-      near += farther == kFarther.end();
-      // What kernels and NCCL allocate is not recorded.
-      CHECK(planned.total() - planned.workspace - planned.nccl ==
-            Approx(double(recorded.peak)).epsilon(percent / 100));
-      CHECK(planned.params == Approx(peak(device::MemoryCategory::params)).epsilon(0.002));
-      CHECK(planned.grads == Approx(peak(device::MemoryCategory::grads)).epsilon(0.002));
-      CHECK(planned.optimizer == Approx(peak(device::MemoryCategory::optimizer)).epsilon(0.002));
+    for (const int64_t stage : std::set<int64_t>{0, plan.layout.pp / 2, plan.layout.pp - 1}) {
+      expect_near_record(name, plan, stage, farther.contains(name) ? 3.2 : 2);
+      ++compared;
     }
   }
-  CHECK(near >= 35);
+  CHECK(compared >= 50);
+}
+
+// The first stage has the embedding alone, the last one the output layer alone.
+TEST_CASE("planned memory of DeepSeek-V3's widths in four stages is within 1 % of the record") {
+  const RunPlan plan =
+      plan_of(MTRAIN_SOURCE_DIR "/recipes/deepseek_v3.yaml", 8,
+              {"train.device=cpu", "model.num_layers=1", "model.moe.first_dense_layers=0",
+               "model.moe.num_experts=8", "model.moe.router_topk=2", "~model.moe.num_groups",
+               "~model.moe.group_topk", "model.vocab_size=2048", "dataset.seq_length=128",
+               "train.global_batch_size=4", "distributed.pp_size=4", "distributed.ep_size=2",
+               "distributed.pipeline.layout=E|t|m|L", "optimizer.master_weights=false",
+               "optimizer.moments=bf16"});
+  for (int64_t stage = 0; stage < 4; ++stage)
+    expect_near_record("deepseek_v3 cut to one layer", plan, stage, 1);
+}
+
+TEST_CASE("planned memory of latent attention and further tokens is within 2 % of the record") {
+  const Settings model{"train.device=cpu",
+                       "model.num_layers=8",
+                       "model.hidden_size=256",
+                       "model.num_attention_heads=4",
+                       "model.ffn_hidden_size=512",
+                       "model.vocab_size=1024",
+                       "model.multi_latent_attention=true",
+                       "model.num_query_groups=4",
+                       "model.q_lora_rank=96",
+                       "model.kv_lora_rank=64",
+                       "model.qk_nope_head_dim=32",
+                       "model.qk_rope_head_dim=16",
+                       "model.v_head_dim=32",
+                       "model.mtp_num_layers=1",
+                       "dataset.seq_length=256",
+                       "train.global_batch_size=16",
+                       "train.micro_batch_size=1",
+                       "mixed_precision=bf16_mixed",
+                       "distributed.strategy=megatron_ddp"};
+  const auto pipeline = [](int ranks, const char* schedule) {
+    return Settings{fmt::format("distributed.pp_size={}", ranks),
+                    fmt::format("distributed.pipeline.pp_schedule={}", schedule)};
+  };
+  const Settings sp{"distributed.tp_size=2", "distributed.sequence_parallel=true"};
+  struct Case {
+    int64_t ranks;
+    std::vector<Settings> more;
+  };
+  const Case cases[]{
+      {1, {{"model.mtp_num_layers=2"}}},
+      {2, {sp}},
+      {2, {{"distributed.cp_size=2", "distributed.cp_comm_type=all_gather"}}},
+      {4, {sp, pipeline(2, "1f1b")}},
+      {4, {sp, pipeline(2, "zero_bubble")}},
+      {4, {sp, pipeline(2, "gpipe")}},
+      {4, {sp, pipeline(2, "interleaved_1f1b"), {"distributed.vpp_size=2"}}},
+      // Stages of one to three layers on a rank.
+      {2,
+       {pipeline(2, "interleaved_1f1b"),
+        {"model.num_layers=7", "distributed.vpp_size=2",
+         "distributed.pipeline.layout=Ett|ttt|t|tmL"}}},
+      {4, {pipeline(4, "1f1b"), {"distributed.pipeline.layout=Ett|ttt|ttt|mL"}}},
+      {4, {pipeline(4, "1f1b"), {"distributed.pipeline.layout=E|tttttttt|m|L"}}},
+      {4,
+       {pipeline(2, "1f1b"),
+        {"model.moe.num_experts=8", "model.moe.ffn_hidden_size=128", "model.moe.router_topk=2",
+         "debug.route=balanced", "distributed.ep_size=2"}}},
+      {4, {{"distributed.strategy=fsdp2"}}}};
+  for (const Case& c : cases) {
+    Settings all{"dataset.train=unused", "train.run_dir=unused", "train.steps=20"};
+    all.insert(all.end(), model.begin(), model.end());
+    std::string name;
+    for (const Settings& more : c.more) {
+      all.insert(all.end(), more.begin(), more.end());
+      for (const std::string& setting : more) name += setting + " ";
+    }
+    Diagnostics diagnostics;
+    const Recipe r = plan::load_recipe_text(interchange::model_source(), "model: {}\n", "tiny", all,
+                                            diagnostics, c.ranks);
+    diagnostics.throw_if_errors();
+    const RunPlan plan = plan::make_plan(r, c.ranks, r.model.vocab_size);
+    for (int64_t stage = 0; stage < plan.layout.pp; ++stage)
+      expect_near_record(name, plan, stage, 2);
+  }
 }
 
 // It took 116 to 126 ms beside other work; the bound only finds a multiple of that.

@@ -238,6 +238,7 @@ class ServedTransport : public Transport {
       // The store is gone: no rank waits for a key any more.
     }
   }
+  std::string failure() override { return failures_.failure(); }
 
  private:
   const std::shared_ptr<void> token_;

@@ -42,6 +42,14 @@ class ThreadTransport : public Transport {
   }
   std::shared_ptr<Mailbox> mailbox() override { return mailbox_; }
   std::optional<JobAccess> access() override { return JobAccess{token_, "127.0.0.1", "127.0.0.1"}; }
+  void abort(std::string_view reason) noexcept override {
+    std::lock_guard lock(mutex_);
+    if (failure_.empty()) failure_ = reason;
+  }
+  std::string failure() override {
+    std::lock_guard lock(mutex_);
+    return failure_;
+  }
 
  private:
   const std::shared_ptr<Mailbox> mailbox_ = shared_mailbox();
@@ -49,6 +57,7 @@ class ThreadTransport : public Transport {
   const int world_ranks_;
   const std::chrono::nanoseconds timeout_;
   std::mutex mutex_;
+  std::string failure_;
   std::map<std::string, std::weak_ptr<void>> memories_;
 };
 

@@ -14,6 +14,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/strings.h"
+#include "base/waiting_lock.h"
 #include "data/dataset/indexed_dataset.h"
 
 namespace mtrain::data {
@@ -201,6 +202,27 @@ std::string settled_hash(const fs::path& path) {
   const auto kept = file ? look_at(*file) : std::nullopt;
   if (!kept || nanoseconds(kept->st_mtim) < nanoseconds(info->st_ctim) + kSameTime) return "";
   return kept_hash(path);
+}
+
+std::string known_or_read_hash(const fs::path& path, const std::function<bool()>& keep_going) {
+  if (std::string known = settled_hash(path); !known.empty()) return known;
+  const auto info = look_at(path);
+  const auto file = info ? cache_file(*info) : std::nullopt;
+  if (!file) return hash_file(path, keep_going);
+  const fs::path lock_file = fs::path(*file).concat(".lock");
+  std::error_code ignored;
+  fs::create_directories(file->parent_path(), ignored);
+  std::optional<WaitingLock> lock;
+  try {
+    lock.emplace(lock_file, "", [&](auto) { keep_going(); });
+  } catch (const RunError&) {
+    return hash_file(path, keep_going);  // where no hash can be kept, each process reads the file
+  }
+  if (std::string known = settled_hash(path); !known.empty()) return known;
+  std::string hash = hash_file(path, keep_going);
+  // A process that waits finds the hash. One that comes later makes a lock of its own.
+  fs::remove(lock_file, ignored);
+  return hash;
 }
 
 std::string print_content(const Content& content) {

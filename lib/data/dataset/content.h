@@ -44,6 +44,11 @@ std::string hash_file(const std::filesystem::path& path, const std::function<boo
 // so shortly after the file's last change that a later change may have had the same time.
 std::string settled_hash(const std::filesystem::path& path);
 
+// Returns settled_hash(), or else hash_file(). Of processes of a host that ask at once one reads
+// the file, and the others wait for its hash; they call `keep_going`, too.
+std::string known_or_read_hash(const std::filesystem::path& path,
+                               const std::function<bool()>& keep_going);
+
 // Prints a line for each file, as in <prefix>.hash. An unknown hash is "-".
 std::string print_content(const Content& content);
 // Reads such lines. Returns an empty list if they are malformed.

@@ -24,6 +24,7 @@ std::shared_ptr<const ChatTemplate> chat_template_of(const SampleSource& source)
     return load_chat_template(of_tokenizer ? "" : given, source.tokenizer);
   } catch (const UserError& e) {
     if (given == "auto" && !chat) return nullptr;
+    if (of_tokenizer) load_tokenizer(source.tokenizer);  // an absent one has its own error
     throw UserError(
         fmt::format("{}: {}", source.name, e.message()),
         of_tokenizer ? fmt::format("write {}.template: a file, or a template's text", source.name)

@@ -1,21 +1,17 @@
-#include <fcntl.h>
-#include <sys/file.h>
 #include <unistd.h>
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <chrono>
-#include <cstring>
 #include <fstream>
 #include <map>
 #include <optional>
-#include <thread>
 #include <utility>
 
 #include "base/content_hash.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "base/waiting_lock.h"
 #include "data/dataset/content.h"
 #include "data/dataset/indexed_dataset.h"
 #include "data/parquet/parquet_rows.h"
@@ -32,8 +28,7 @@ namespace fs = std::filesystem;
 constexpr const char* kVersion = "samples 2";
 
 std::string hash_of(const fs::path& file, const TokenizeCalls& calls) {
-  if (std::string known = settled_hash(file); !known.empty()) return known;
-  std::string hash = hash_file(file, [&] {
+  std::string hash = known_or_read_hash(file, [&] {
     if (calls.alive) calls.alive();
     return true;
   });
@@ -72,35 +67,16 @@ std::string key_of(const SampleSource& s, const std::vector<fs::path>& files,
   return key.hex();
 }
 
-// Holds the lock of a file until the end of its life. Other processes wait in the constructor. On a
-// file system without locks nobody waits: processes then build the same files, each under names of
-// its own, and rename them when they are complete.
-class WaitingLock {
- public:
-  WaitingLock(const fs::path& path, const TokenizeCalls& calls)
-      : fd_(::open(path.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0666)) {
-    if (fd_ < 0)
-      throw RunError(fmt::format("cannot write {}: {}", path.string(), std::strerror(errno)),
-                     "set dataset.cache_dir to a folder that can be written");
-    // flock() itself would wait without a sign of life.
-    constexpr auto kLongest = std::chrono::milliseconds(250);
-    bool waited = false;
-    for (auto pause = std::chrono::milliseconds(1); ::flock(fd_, LOCK_EX | LOCK_NB) != 0;) {
-      if (errno == EINTR) continue;
-      if (errno != EWOULDBLOCK) return;  // a file system without locks
-      if (pause == kLongest && calls.waits && !std::exchange(waited, true)) calls.waits();
-      if (calls.alive) calls.alive();
-      std::this_thread::sleep_for(pause);
-      pause = std::min(kLongest, 2 * pause);
-    }
-  }
-  ~WaitingLock() { ::close(fd_); }
-  WaitingLock(const WaitingLock&) = delete;
-  WaitingLock& operator=(const WaitingLock&) = delete;
-
- private:
-  int fd_;
-};
+// Locks what builds the tokens of `prefix`. On a file system without locks processes build the same
+// files, each under names of its own, and rename them when they are complete.
+WaitingLock building_lock(const fs::path& prefix, const TokenizeCalls& calls) {
+  return {fs::path(prefix).concat(".lock"), "set dataset.cache_dir to a folder that can be written",
+          [&, told = false](std::chrono::milliseconds waited) mutable {
+            constexpr std::chrono::milliseconds kShort{250};
+            if (waited >= kShort && calls.waits && !std::exchange(told, true)) calls.waits();
+            if (calls.alive) calls.alive();
+          }};
+}
 
 // Whether a file of JSON is one list of rows, as `json.dump` writes it.
 bool is_json_list(const fs::path& file) {
@@ -208,7 +184,7 @@ TokenizedSamples tokenize_samples(const SampleSource& source, const fs::path& ca
   const auto chat = chat_template_of(source);
   const fs::path prefix = cache / key_of(source, files, chat.get(), calls);
   if (complete(prefix)) return {prefix, false, int64_t(files.size())};
-  const WaitingLock lock(fs::path(prefix).concat(".lock"), calls);
+  const WaitingLock lock = building_lock(prefix, calls);
   if (complete(prefix)) return {prefix, false, int64_t(files.size())};
   if (source.format == SampleSource::Format::tokens) {
     try {

@@ -57,7 +57,8 @@ namespace {
                     "model of the Hub, `hf download {}` fetches it",
                     nearest(name, {"byte"}).empty() ? "" : "did you mean byte? ", name));
   throw UserError(fmt::format("no tokenizer at {}", name),
-                  "give \"byte\", a tokenizer.json or a folder that holds one");
+                  hub_missing_files_hint(folder) +
+                      "give \"byte\", a tokenizer.json or a folder that holds one");
 }
 
 std::shared_ptr<const Tokenizer> parse(const fs::path& path, const std::string& eod) {

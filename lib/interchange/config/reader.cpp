@@ -141,7 +141,8 @@ class ConfigReader {
     try {
       return read_file(path);
     } catch (const UserError& e) {
-      file_.refuse(e.message(), "give the Hugging Face folder that holds config.json");
+      file_.refuse(e.message(), hub_missing_files_hint(folder) +
+                                    "give the Hugging Face folder that holds config.json");
       return std::nullopt;
     }
   }

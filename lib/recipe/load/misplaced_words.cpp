@@ -212,40 +212,42 @@ void refuse_other_options(const std::vector<std::string>& words, const std::stri
   }
 }
 
+}  // namespace
+
 void refuse_other_commands(const std::vector<std::string>& words,
-                           const std::vector<std::string>& folders) {
+                           const std::vector<std::string>& folders, const std::string& launcher) {
   if (words.empty() || (words.size() > 1 && words[1].starts_with('='))) return;
   const auto row = std::ranges::find(kOtherCommands, words[0], &OtherCommand::name);
   Diagnostics ignored;
   if (row == std::end(kOtherCommands) || !find_recipe(words[0], folders, ignored).empty()) return;
-  const std::string recipe = recipe_among(words);
+  const std::string recipe = recipe_among(words),
+                    program = launcher == kLauncherProgram ? "mtrain" : launcher;
   std::vector<std::string> settings;
   std::ranges::copy_if(words, std::back_inserter(settings), is_setting_word);
   if (row->verb == Verb::train || (row->verb == Verb::tune && !recipe.empty()))
     throw UserError(fmt::format("`{}` is not a command of mtrain", words[0]),
-                    fmt::format("a recipe alone starts its training: write mtrain {}{}",
+                    fmt::format("a recipe alone starts its training: write {} {}{}", program,
                                 recipe.empty() ? "quickstart" : recipe, typed(settings)));
   if (row->verb == Verb::resume) {
     const bool folder = words.size() > 1 && !is_option(words[1]) && !is_setting_word(words[1]) &&
                         !is_file_of_recipe(words[1]);
     throw UserError(fmt::format("`{}` is not a command of mtrain", words[0]),
-                    fmt::format("a run continues by the command that began it: write mtrain {}{} "
+                    fmt::format("a run continues by the command that began it: write {} {}{} "
                                 "checkpoint.load=latest{}",
-                                recipe.empty() ? "RECIPE" : recipe, typed(settings),
+                                program, recipe.empty() ? "RECIPE" : recipe, typed(settings),
                                 folder ? typed({"train.run_dir=" + words[1]}) : ""));
   }
   throw UserError(fmt::format("`{}` is not a command of mtrain", words[0]),
-                  "write mtrain sft model.from=FOLDER, a Hugging Face folder with config.json and "
-                  "safetensors, or the name of a downloaded model");
+                  fmt::format("write {} sft model.from=FOLDER, a Hugging Face folder with "
+                              "config.json and safetensors, or the name of a downloaded model",
+                              program));
 }
-
-}  // namespace
 
 void refuse_misplaced(const std::vector<std::string>& words,
                       const std::vector<std::string>& folders, const std::string& launcher) {
   refuse_launcher_options(words, launcher);
   refuse_other_options(words, launcher);
-  refuse_other_commands(words, folders);
+  refuse_other_commands(words, folders, launcher);
 }
 
 UserError no_recipe_error(const std::vector<std::string>& words, const std::string& program) {

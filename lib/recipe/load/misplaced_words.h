@@ -15,6 +15,11 @@ void refuse_misplaced(const std::vector<std::string>& words,
                       const std::vector<std::string>& folders,
                       const std::string& launcher = kLauncherProgram);
 
+// Throws UserError if the first word is a command of another tool alone, such as `automodel`.
+void refuse_other_commands(const std::vector<std::string>& words,
+                           const std::vector<std::string>& folders,
+                           const std::string& launcher = kLauncherProgram);
+
 // Returns the error for the command line of a training without a recipe. `program` is the text
 // before the words, such as "mtrain" or "mtrain-launch --nproc_per_node=2".
 UserError no_recipe_error(const std::vector<std::string>& words, const std::string& program);
