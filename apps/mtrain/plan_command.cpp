@@ -88,7 +88,7 @@ void show_search(const PlanOptions& o) {
                  "predict a ranked layout by its settings");
   mistakes.throw_if_errors();
   ClusterPlan planned = plan_on_cluster(o);
-  const auto costs = predict::costs_for(planned.cluster, planned.diagnostics);
+  const auto costs = predict::costs_for(planned.cluster, planned.plan, planned.diagnostics);
   planned.diagnostics.throw_if_errors();
   const predict::LayoutRanking ranking = predict::search_layouts(
       planned.source, planned.recipe, planned.plan, planned.cluster, *costs, search);

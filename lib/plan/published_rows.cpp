@@ -30,6 +30,7 @@ class ObjectReader {
       : object_(object), where_(std::move(where)), source_(source), diagnostics_(diagnostics) {
     if (!object_.is_object()) report("", "must be an object");
   }
+  // NOLINTNEXTLINE(bugprone-exception-escape): only a lack of memory throws, and it ends all
   ~ObjectReader() {
     if (!object_.is_object()) return;
     for (const auto& [key, value] : object_.items())

@@ -58,7 +58,7 @@ LaunchPrices LaunchList::price(const LaunchCosts& costs) const {
     const LaunchCost cost =
         costs.cost(work(i), launches_[i].has_link ? &launches_[i].link : nullptr);
     prices.seconds.push_back(cost.seconds);
-    prices.known.push_back(cost.known);
+    prices.known.push_back(cost.known ? 1 : 0);
   }
   for (size_t kind = 0; kind < kStreamKinds; ++kind)
     if (communicates(device::StreamKind(kind)))

@@ -191,7 +191,7 @@ class StepModel::Recording {
     else if (!all && further_groups(plan, few) > 0)
       plan = with_micro_batches(std::move(plan), few.few);
     else
-      plan = with_micro_batches(std::move(plan), plan.layout.micro_batches);
+      plan = with_micro_batches(plan, plan.layout.micro_batches);
     const schedule::Schedule lists = plan::executed_schedule(plan);
     RecordedPipeline& recorded = pipelines_.emplace_back();
     recorded.micro_batches = plan.layout.micro_batches;
