@@ -3,6 +3,7 @@
 #include <filesystem>
 
 #include "apps/sample_tokens.h"
+#include "base/log.h"
 #include "base/usable_cores.h"
 #include "interchange/config.h"
 #include "interchange/continued_model.h"
@@ -14,6 +15,13 @@
 #include "recipe/load/find_recipe.h"
 
 namespace mtrain {
+
+void tell(const Diagnostics& diagnostics) {
+  for (const recipe::Severity severity : {recipe::Severity::warning, recipe::Severity::resolved})
+    for (const recipe::Diagnostic& d : diagnostics.sorted())
+      if (d.severity == severity)
+        severity == recipe::Severity::warning ? log::warn(d.str()) : log::info(d.str());
+}
 
 std::vector<std::string> folders_of_recipes() {
   return recipe::recipe_folders(std::filesystem::read_symlink("/proc/self/exe"));

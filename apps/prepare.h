@@ -31,6 +31,9 @@ struct Prepared {
 // Returns the folders that contain the ready recipes.
 std::vector<std::string> folders_of_recipes();
 
+// Prints the warnings of a recipe without errors, and then what was derived for it, to stderr.
+void tell(const Diagnostics& diagnostics);
+
 // Loads the recipe and checks it against the machine and the supported features. If `finds_files`,
 // it also checks the files that the recipe names. Throws one UserError with all mistakes.
 Prepared prepare(const TrainOptions& options, const Preparation& preparation);

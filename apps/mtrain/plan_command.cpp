@@ -36,6 +36,11 @@ struct PlanOptions : ClusterPlanWords {
   size_t top = 10, plays = 30, write = 0;  // write: the place in the ranking; 0: none
 };
 
+bool fits(const predict::Prediction& p, const plan::Cluster& cluster) {
+  return std::ranges::all_of(p.memory,
+                             [&](double bytes) { return bytes <= cluster.usable_bytes(); });
+}
+
 std::string prediction_json(const predict::Prediction& p, const ClusterPlan& planned) {
   nlohmann::ordered_json j;
   j["ranks"] = planned.plan.layout.world;
@@ -51,6 +56,10 @@ std::string prediction_json(const predict::Prediction& p, const ClusterPlan& pla
       j["communication"][axis] = {{"busy_s", p.busy(axis)}, {"exposed_s", p.exposed(axis)}};
   j["memory_bytes"] = p.memory;
   j["usable_bytes"] = planned.cluster.usable_bytes();
+  j["fits"] = fits(p, planned.cluster);
+  j["warnings"] = nlohmann::ordered_json::array();
+  for (const recipe::Diagnostic& d : planned.diagnostics.sorted())
+    j["warnings"].push_back(d.field.empty() ? d.reason : d.field + ": " + d.reason);
   return j.dump(2) + "\n";
 }
 
@@ -88,7 +97,8 @@ void show_search(const PlanOptions& o) {
                  "predict a ranked layout by its settings");
   mistakes.throw_if_errors();
   ClusterPlan planned = plan_on_cluster(o);
-  const auto costs = predict::costs_for(planned.cluster, planned.plan, planned.diagnostics);
+  const auto costs =
+      predict::costs_for(planned.cluster, planned.plan, folders_of_recipes(), planned.diagnostics);
   planned.diagnostics.throw_if_errors();
   const predict::LayoutRanking ranking = predict::search_layouts(
       planned.source, planned.recipe, planned.plan, planned.cluster, *costs, search);
@@ -105,7 +115,8 @@ void show_plan(const PlanOptions& o) {
     throw UserError(fmt::format("--timeline {}: not a picture", o.timeline),
                     "write a name that ends in .svg or .html");
   ClusterPlan planned = plan_on_cluster(o);
-  const auto costs = predict::costs_for(planned.cluster, planned.plan, planned.diagnostics);
+  const auto costs =
+      predict::costs_for(planned.cluster, planned.plan, folders_of_recipes(), planned.diagnostics);
   planned.diagnostics.throw_if_errors();
   if (!o.timeline.empty() && planned.plan.layout.pp == 1)
     throw UserError("--timeline: this plan has no pipeline, so a picture has one row",
@@ -116,6 +127,12 @@ void show_plan(const PlanOptions& o) {
                                   : predict::prediction_text(p, planned.plan, planned.cluster,
                                                              line_width(STDOUT_FILENO));
   std::fputs(text.c_str(), stdout);
+  std::fflush(stdout);  // before the warnings on stderr
+  tell(planned.diagnostics);
+  if (!fits(p, planned.cluster))
+    log::warn(fmt::format(
+        "the plan does not fit the memory of the cluster's devices\n    hint: add --search to find "
+        "layouts that do"));
   if (!o.timeline.empty()) write_timeline(o.timeline, model.play(*costs));
 }
 

@@ -44,13 +44,6 @@ namespace mtrain {
 
 namespace {
 
-void tell(const Diagnostics& diagnostics) {
-  for (const recipe::Severity severity : {recipe::Severity::warning, recipe::Severity::resolved})
-    for (const recipe::Diagnostic& d : diagnostics.sorted())
-      if (d.severity == severity)
-        severity == recipe::Severity::warning ? log::warn(d.str()) : log::info(d.str());
-}
-
 // Converts train.epochs to steps. Reads the index of the data.
 void count_steps(Recipe& r, Diagnostics& diagnostics) {
   if (r.steps_known()) return;

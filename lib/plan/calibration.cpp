@@ -28,11 +28,12 @@ constexpr size_t kMostPoints = 100000;
 
 // The fields of a file, except the tables, whose keys are names.
 struct CalibrationConfig {
-  std::string machine, build, date;
+  std::string kind, machine, build, date;
   int64_t threads = 1, ranks = 1;
   double gap_us = 0, host_us = 0;
 
   static constexpr auto fields = std::tuple{
+      Field{"kind", &CalibrationConfig::kind, "kind of the device, as in a cluster file"},
       Field{"machine", &CalibrationConfig::machine, "what was measured"},
       Field{"build", &CalibrationConfig::build, "the program that measured"},
       Field{"date", &CalibrationConfig::date, "when, in UTC"},
@@ -149,7 +150,7 @@ class CalibrationReader {
     }
     CalibrationConfig c;
     recipe::section::read_rows(plain, recipe::section_rows(c), diagnostics_);
-    out_.machine = c.machine, out_.build = c.build, out_.date = c.date;
+    out_.device = c.kind, out_.machine = c.machine, out_.build = c.build, out_.date = c.date;
     out_.threads = c.threads, out_.ranks = c.ranks;
     out_.gap_s = c.gap_us * kMicrosecond, out_.host_s = c.host_us * kMicrosecond;
   }
@@ -293,8 +294,8 @@ const LinkTimes* Calibration::find_link(std::string_view kind, DType dtype, int6
 std::string print_calibration(const Calibration& c) {
   std::string text =
       "# Written by `mtrain calibrate`: medians of alternating rounds of training steps.\n";
-  text += fmt::format("machine: {}\nbuild: {}\ndate: {}\n", quoted(c.machine), quoted(c.build),
-                      quoted(c.date));
+  text += fmt::format("kind: {}\nmachine: {}\nbuild: {}\ndate: {}\n", quoted(c.device),
+                      quoted(c.machine), quoted(c.build), quoted(c.date));
   text += fmt::format("threads: {}\nranks: {}\ngap_us: {:.6g}\nhost_us: {:.6g}\n", c.threads,
                       c.ranks, c.gap_s / kMicrosecond, c.host_s / kMicrosecond);
   if (!c.slowdowns.empty()) text += "slowdown:\n";

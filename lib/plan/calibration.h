@@ -47,6 +47,7 @@ LinkTimes fit_link(const std::string& kind, DType dtype, int64_t ranks,
                    const std::vector<LinkSample>& samples);
 
 struct Calibration {
+  std::string device;                // its kind, as a cluster file names it: "cpu", "h100"
   std::string machine, build, date;  // what was measured, by which program, when (UTC)
   int64_t threads = 1;               // of a rank that computes on a CPU
   int64_t ranks = 1;                 // that computed at the same time

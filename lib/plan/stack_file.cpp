@@ -1,7 +1,7 @@
 #include "plan/stack_file.h"
 
-#include <algorithm>
 #include <filesystem>
+#include <set>
 
 #include <fmt/core.h>
 
@@ -41,17 +41,20 @@ StackFile read_stack_text(const std::string& text, const std::string& source,
   return stack;
 }
 
-StackConstants stack_of(const Cluster& cluster, Diagnostics& diagnostics) {
-  const fs::path folder = fs::path(cluster.source).parent_path() / "stacks";
+StackConstants stack_of(const Cluster& cluster, const std::vector<std::string>& recipe_folders,
+                        Diagnostics& diagnostics) {
+  std::vector<fs::path> folders{fs::path(cluster.source).parent_path() / "stacks"};
+  for (const std::string& folder : recipe_folders)
+    folders.push_back(fs::path(folder) / "clusters/stacks");
   const std::string ending = fmt::format("_{}.yaml", enum_name(cluster.kind));
-  std::vector<std::string> ready;
-  std::error_code ignored;
-  for (const auto& entry : fs::directory_iterator(folder, ignored)) {
-    const std::string file = entry.path().filename().string();
-    if (!file.ends_with(ending)) continue;
-    ready.push_back(file.substr(0, file.size() - ending.size()));
-    if (ready.back() != cluster.stack) continue;
-    const std::string path = entry.path().string();
+  std::set<std::string> ready;
+  for (const fs::path& folder : folders) {
+    std::error_code ignored;
+    for (const auto& entry : fs::directory_iterator(folder, ignored))
+      if (const std::string file = entry.path().filename().string(); file.ends_with(ending))
+        ready.insert(file.substr(0, file.size() - ending.size()));
+    const std::string path = (folder / (cluster.stack + ending)).string();
+    if (!fs::is_regular_file(path, ignored)) continue;
     const StackFile stack = read_stack_text(read_file(path), path, diagnostics);
     if (stack.kind && *stack.kind != cluster.kind)
       diagnostics.add_at(recipe::Severity::error, {path, 0, 0}, "gpu",
@@ -59,7 +62,6 @@ StackConstants stack_of(const Cluster& cluster, Diagnostics& diagnostics) {
                                      enum_name(*stack.kind), enum_name(cluster.kind)));
     return stack.constants;
   }
-  std::ranges::sort(ready);
   std::string names;
   for (const std::string& name : ready) names += (names.empty() ? "" : ", ") + name;
   diagnostics.add_at(

@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include "plan/cluster.h"
 #include "recipe/schema/field.h"
@@ -92,7 +93,9 @@ StackFile read_stack_text(const std::string& text, const std::string& source,
                           Diagnostics& diagnostics);
 
 // Reads the constants that a cluster file names: NAME_GPU.yaml in the folder `stacks` beside the
-// cluster file. Reports a name without a file.
-StackConstants stack_of(const Cluster& cluster, Diagnostics& diagnostics);
+// cluster file, otherwise in `clusters/stacks` of a folder of ready recipes. Reports a name without
+// a file.
+StackConstants stack_of(const Cluster& cluster, const std::vector<std::string>& recipe_folders,
+                        Diagnostics& diagnostics);
 
 }  // namespace mtrain::plan

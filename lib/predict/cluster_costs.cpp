@@ -1,6 +1,7 @@
 #include "predict/cluster_costs.h"
 
 #include <algorithm>
+#include <optional>
 
 #include <fmt/core.h>
 
@@ -10,18 +11,29 @@
 namespace mtrain::predict {
 
 std::unique_ptr<const LaunchCosts> costs_for(const plan::Cluster& cluster, const RunPlan& plan,
+                                             const std::vector<std::string>& recipe_folders,
                                              Diagnostics& diagnostics) {
   StackConstants constants;
-  if (!cluster.stack.empty()) constants = plan::stack_of(cluster, diagnostics);
+  if (!cluster.stack.empty()) constants = plan::stack_of(cluster, recipe_folders, diagnostics);
   if (cluster.calibration.empty()) return std::make_unique<const SheetCosts>(cluster, constants);
   Diagnostics own;
   plan::Calibration measured = plan::read_calibration(cluster.calibration, own);
   for (const recipe::Diagnostic& d : own.sorted())
     diagnostics.add_at(d.severity, d.location, d.field, d.reason, d.hint);
-  if (own.has_errors()) return std::make_unique<const SheetCosts>(cluster, StackConstants{});
-  // A CPU of a cluster file is one core.
-  const int64_t threads = std::max<int64_t>(1, plan.device.threads);
-  return std::make_unique<const MeasuredCosts>(std::move(measured), cluster, threads,
+  const std::string kind(enum_name(cluster.kind));
+  if (!own.has_errors() && measured.device != kind)
+    diagnostics.add_at(
+        recipe::Severity::error, {cluster.calibration, 0, 0}, "kind",
+        fmt::format("is {}, but the cluster has {} ({})", measured.device, kind, cluster.kind_at),
+        "measure such a device with `mtrain calibrate`, or correct the cluster file");
+  if (own.has_errors() || measured.device != kind)
+    return std::make_unique<const SheetCosts>(cluster, StackConstants{});
+  // A CPU of a cluster file is one core. The ranks of a host share its caches and its memory.
+  std::optional<CpuRanks> cpu;
+  if (cluster.is_cpu())
+    cpu = {.threads = std::max<int64_t>(1, plan.device.threads),
+           .of_host = std::min(plan.layout.world, cluster.domain_gpus)};
+  return std::make_unique<const MeasuredCosts>(std::move(measured), cluster, cpu,
                                                emulated_link(plan.comm));
 }
 

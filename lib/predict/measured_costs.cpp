@@ -152,11 +152,12 @@ EmulatedLinkCosts emulated_link(const plan::CommOptions& comm) {
 }
 
 MeasuredCosts::MeasuredCosts(plan::Calibration calibration, const plan::Cluster& cluster,
-                             int64_t threads, EmulatedLinkCosts link)
+                             const std::optional<CpuRanks>& cpu, EmulatedLinkCosts link)
     : calibration_(std::move(calibration)),
       sheet_(cluster, StackConstants{}),
       link_(std::move(link)),
-      same_threads_(threads == calibration_.threads) {
+      same_ranks_(!cpu ||
+                  (cpu->threads == calibration_.threads && cpu->of_host == calibration_.ranks)) {
   std::map<std::pair<LaunchClass, DType>, std::map<std::array<double, 3>, LaunchPoint>> pools;
   for (const plan::LaunchTimes& t : calibration_.launches) {
     curves_.emplace(std::pair{t.name, t.dtype}, SizeCurve(t.points));
@@ -188,7 +189,7 @@ LaunchCost MeasuredCosts::compute(const LaunchWork& w) const {
     cost = sheet_.cost(w, nullptr);
     cost.known = false;
   }
-  cost.known = cost.known && same_threads_;
+  cost.known = cost.known && same_ranks_;
   return cost;
 }
 

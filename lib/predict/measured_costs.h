@@ -1,6 +1,7 @@
 // What launches cost by a calibration: times of the same launches in other sizes.
 #pragma once
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -44,12 +45,18 @@ struct EmulatedLinkCosts {
 };
 EmulatedLinkCosts emulated_link(const plan::CommOptions& comm);
 
+// Ranks that compute on the CPUs of a host.
+struct CpuRanks {
+  int64_t threads = 1;  // of each rank
+  int64_t of_host = 1;  // ranks that compute at the same time
+};
+
 class MeasuredCosts : public LaunchCosts {
  public:
-  // `threads` of a rank that the prediction is for. If the calibration had a different number, all
+  // `cpu` is what the prediction is for; absent: GPUs. If the calibration had other numbers, all
   // costs of computations are unknown.
-  MeasuredCosts(plan::Calibration calibration, const plan::Cluster& cluster, int64_t threads,
-                EmulatedLinkCosts link);
+  MeasuredCosts(plan::Calibration calibration, const plan::Cluster& cluster,
+                const std::optional<CpuRanks>& cpu, EmulatedLinkCosts link);
 
   // A launch that was not measured takes the time of launches of its class and type with such a
   // size, and is unknown. Without any, it takes that of the cluster's data sheet.
@@ -66,7 +73,7 @@ class MeasuredCosts : public LaunchCosts {
   const plan::Calibration calibration_;
   const SheetCosts sheet_;
   const EmulatedLinkCosts link_;
-  const bool same_threads_;
+  const bool same_ranks_;
   std::map<std::pair<std::string, DType>, SizeCurve, std::less<>> curves_;
   std::map<std::pair<LaunchClass, DType>, SizeCurve> of_class_;
 };

@@ -14,10 +14,10 @@ class SheetCosts : public LaunchCosts {
   SheetCosts(const plan::Cluster& cluster, const StackConstants& constants);
 
   // A GEMM takes its arithmetic and a share of its memory traffic, and at least all of the traffic.
-  // Communication takes its
-  // link's latency for each doubling of the ranks, and its bytes at the link's rate. Between
-  // domains, all ranks that a group has in a domain share their network cards if it is a collective
-  // of equal parts; such a group is never faster than the links within the domain.
+  // Communication takes its link's latency for each doubling of the ranks, and its bytes at the
+  // link's rate. Between domains, all ranks that a group has in a domain share their network cards
+  // if it is a collective of equal parts; such a group is never faster than the links within the
+  // domain.
   LaunchCost cost(const LaunchWork& launch, const plan::GroupLink* link) const override;
   double gap_seconds() const override { return constants_.launch_s; }
   double host_seconds() const override { return 0; }

@@ -17,6 +17,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/gpu_facts.h"
 #include "base/ignore_sigpipe.h"
 #include "base/rng.h"
 #include "comm/host_collectives.h"
@@ -337,6 +338,7 @@ struct Exchange {
   std::function<void(const comm::Group&, const Tensor&, const Tensor&, Stream&)> run;
   std::function<double(double bytes, double ranks)> sent;
   int64_t times = 1;  // how often it runs, one after the other
+  int64_t ranks = 0;  // that take part; 0: all
 };
 
 const std::vector<Exchange>& exchanges() {
@@ -381,7 +383,7 @@ const std::vector<Exchange>& exchanges() {
          for (const int sender : {0, 1})
            g.rank() == sender ? g.send(x, 1 - sender, s) : g.receive(x, sender, s);
        },
-       all, 2}};
+       all, 2, 2}};
   return kinds;
 }
 
@@ -445,8 +447,10 @@ std::vector<plan::LinkTimes> measure_links(Device& device, comm::World& world, d
   std::map<std::pair<size_t, DType>, std::vector<plan::LinkSample>> samples;
   for (const Size& s : sizes)
     samples[{s.kind, s.dtype}].push_back({s.sent, quartiles(s.times).median});
-  for (const auto& [kind, times] : samples)
-    links.push_back(plan::fit_link(exchanges()[kind.first].kind, kind.second, ranks, times));
+  for (const auto& [kind, times] : samples) {
+    const Exchange& e = exchanges()[kind.first];
+    links.push_back(plan::fit_link(e.kind, kind.second, e.ranks > 0 ? e.ranks : ranks, times));
+  }
   return links;
 }
 
@@ -502,6 +506,8 @@ plan::Calibration calibrate(const CalibrateJob& job) {
     throw;
   }
   if (world.rank() != 0) return {};
+  const GpuFacts* gpu = device->is_cuda() ? find_gpu(device->description()) : nullptr;
+  c.device = gpu ? enum_name(gpu->gpu) : device->is_cuda() ? "unknown" : "cpu";
   c.machine = fmt::format("{}; {} rank{}", device->description(), world.size(),
                           world.size() == 1 ? "" : "s");
   c.build = job.build;

@@ -56,6 +56,7 @@ TEST_CASE("alpha and the rate of a link are fitted to relative errors") {
 
 TEST_CASE("a calibration is read as it was written") {
   const Calibration c{
+      .device = "cpu",
       .machine = "a CPU with \"quotes\"",
       .build = "mtrain 1",
       .date = "2026-01-02T03:04:05Z",
@@ -79,6 +80,7 @@ TEST_CASE("a calibration is read as it was written") {
   REQUIRE_FALSE(diagnostics.has_errors());
   CHECK(r.machine == "a CPU with  quotes ");
   CHECK(r.date == c.date);
+  CHECK(r.device == "cpu");
   CHECK(r.threads == 2);
   CHECK(r.ranks == 8);
   CHECK(r.gap_s == Approx(c.gap_s));

@@ -1,6 +1,7 @@
 #include <catch2/catch.hpp>
 
 #include <filesystem>
+#include <fstream>
 #include <regex>
 
 #include "base/file.h"
@@ -8,7 +9,9 @@
 #include "interchange/model_source.h"
 #include "plan/cluster.h"
 #include "plan/load_recipe.h"
+#include "plan/stack_file.h"
 #include "recipe/load/read_section.h"
+#include "test/support/temporary_folder.h"
 
 namespace plan_cluster_test {
 
@@ -131,6 +134,7 @@ TEST_CASE("ready clusters are found by name, and every one can be read") {
       {"dgx_h100", 32}, {"dgx_h200", 32}, {"dgx_b200", 32}, {"gb200_nvl72", 72}, {"cpu_2cores", 2}};
   for (const auto& entry :
        std::filesystem::directory_iterator(MTRAIN_SOURCE_DIR "/recipes/clusters")) {
+    if (entry.is_directory()) continue;  // of stacks
     const std::string name = entry.path().stem();
     INFO(name);
     REQUIRE(gpus.contains(name));
@@ -149,6 +153,38 @@ TEST_CASE("ready clusters are found by name, and every one can be read") {
   Diagnostics absent;
   read_cluster("no/such.yaml", absent);
   CHECK(absent.text(Severity::error).find("no/such.yaml") != std::string::npos);
+}
+
+TEST_CASE("a cluster file takes ready constants of a program, or those beside it") {
+  const std::vector<std::string> folders{MTRAIN_SOURCE_DIR "/recipes"};
+  int count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(folders[0] + "/clusters/stacks")) {
+    const std::string file = entry.path().stem();
+    const size_t end = file.rfind('_');
+    INFO(file);
+    const Cluster c = accepted("gpu: " + file.substr(end + 1) + "\nstack: " + file.substr(0, end));
+    Diagnostics diagnostics;
+    const StackConstants constants = stack_of(c, folders, diagnostics);
+    INFO(diagnostics.text(Severity::error));
+    CHECK_FALSE(diagnostics.has_errors());
+    CHECK((constants.gemm > 0.2 && constants.gemm < 1));
+    ++count;
+  }
+  CHECK(count >= 7);
+  Diagnostics diagnostics;
+  stack_of(accepted("gpu: h100\nstack: llmqq"), folders, diagnostics);
+  CHECK(diagnostics.text(Severity::error).find("llmqq has no fitted constants for h100") !=
+        std::string::npos);
+  CHECK(diagnostics.text(Severity::error).find("llmq,") != std::string::npos);
+
+  const TemporaryFolder own;
+  std::filesystem::create_directory(own / "stacks");
+  std::ofstream(own / "stacks/llmq_h100.yaml") << "gpu: h100\nconstants: {gemm: 0.25}\n";
+  std::ofstream(own / "c.yaml") << "gpu: h100\nstack: llmq\n";
+  Diagnostics none;
+  const Cluster c = read_cluster((own / "c.yaml").string(), none);
+  CHECK(stack_of(c, folders, none).gemm == 0.25);
+  CHECK_FALSE(none.has_errors());
 }
 
 TEST_CASE("a recipe that contradicts the cluster is refused, naming both places") {

@@ -64,8 +64,8 @@ plan::Calibration calibration() {
   return c;
 }
 
-MeasuredCosts costs(const EmulatedLinkCosts& link = {}, int64_t threads = 1) {
-  return MeasuredCosts(calibration(), cluster(), threads, link);
+MeasuredCosts costs(const EmulatedLinkCosts& link = {}) {
+  return MeasuredCosts(calibration(), cluster(), CpuRanks{.threads = 1, .of_host = 2}, link);
 }
 
 LaunchWork gemm(const char* name, DType dtype, double m, double n, double k) {
@@ -163,10 +163,15 @@ TEST_CASE("a launch without measurements takes a similar one's time, or the data
         Approx(SheetCosts(cluster(), {}).cost(other, nullptr).seconds));
 }
 
-TEST_CASE("another number of threads makes every computation unknown") {
+TEST_CASE("another number of threads, or of ranks of a host, makes every computation unknown") {
   const LaunchWork w = gemm("matmul_up_fwd", DType::f32, 256, 512, 96);
-  CHECK(costs().cost(w, nullptr).known);
-  CHECK_FALSE(costs({}, 2).cost(w, nullptr).known);
+  const auto known = [&](const std::optional<CpuRanks>& cpu) {
+    return MeasuredCosts(calibration(), cluster(), cpu, {}).cost(w, nullptr).known;
+  };
+  CHECK(known(CpuRanks{.threads = 1, .of_host = 2}));
+  CHECK_FALSE(known(CpuRanks{.threads = 2, .of_host = 2}));
+  CHECK_FALSE(known(CpuRanks{.threads = 1, .of_host = 1}));
+  CHECK(known(std::nullopt));
 }
 
 TEST_CASE("communication takes the measured link of its kind") {
