@@ -59,7 +59,8 @@ std::string prediction_json(const predict::Prediction& p, const ClusterPlan& pla
   j["fits"] = fits(p, planned.cluster);
   j["warnings"] = nlohmann::ordered_json::array();
   for (const recipe::Diagnostic& d : planned.diagnostics.sorted())
-    j["warnings"].push_back(d.field.empty() ? d.reason : d.field + ": " + d.reason);
+    if (d.severity == recipe::Severity::warning)
+      j["warnings"].push_back(d.field.empty() ? d.reason : d.field + ": " + d.reason);
   return j.dump(2) + "\n";
 }
 

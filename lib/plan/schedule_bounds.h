@@ -40,7 +40,8 @@ int64_t chunks_in_flight(const ScheduleShape& shape, int64_t pp_rank);
 // Memory of a rank's chunks. The unit is the mean memory of a chunk that waits for its input
 // gradient.
 struct ChunkParts {
-  // That memory of a chunk of each stage of the model; empty: 1 for all stages.
+  // Memory of a chunk of each stage of the model, in the same unit. An empty list has 1 for all
+  // stages.
   std::vector<double> sizes = {};
   double wgrad_inputs = 0;  // a chunk that waits for its weight gradient
   // What a forward and the backward that is paired with it need together, beyond the chunk of the

@@ -21,7 +21,7 @@ std::optional<mesh::Axes> axes_of(const mesh::Mesh& mesh, const std::vector<int6
 }
 
 // Returns ranks with which the groups along `axes` begin, counted from the beginning of a domain.
-// Where a group's ranks lie in domains depends on nothing else.
+// How the ranks of a group lie in domains depends on that rank alone.
 std::set<int64_t> begins(const mesh::Mesh& mesh, const mesh::Axes& axes, int64_t domain) {
   std::set<int64_t> all{0};
   for (const mesh::Mesh::AxisSize& a : mesh.axes()) {

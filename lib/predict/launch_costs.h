@@ -17,7 +17,7 @@ struct LaunchWork {
   DType dtype = DType::u8;       // as in device::LaunchRecord: that of a GEMM's first operand
   double flops = 0;              // of GEMMs and attention; 0: bound by memory
   double read = 0, written = 0;  // bytes of the device's memory
-  // Of a communication: what this rank sends, and between how many ranks; else 0.
+  // What this rank sends in a communication, and between how many ranks; 0 for other launches.
   double wire_bytes = 0;
   int64_t ranks = 0;
 };

@@ -49,8 +49,7 @@ struct LayoutRanking {
   size_t legal = 0;                  // those that divide and that no rule refuses
   size_t played = 0;                 // predicted in full
   std::vector<RankedLayout> ranked;  // best first; sizes tp, pp, cp and ep differ if one is free
-  // Of the layouts that were played, those that no other one beats in time and in memory, fastest
-  // first.
+  // The played layouts that no other one beats in time and in memory, with the fastest first.
   std::vector<RankedLayout> front;
   std::optional<RankedLayout> own;  // the recipe; absent if it does not fit
   std::vector<LayoutsOut> out;      // most first

@@ -25,14 +25,14 @@ struct Prediction {
   double tokens_per_s = 0;  // of all ranks
   // Model FLOPs by PaLM's convention (plan/model_size.h), over the peak of the compute type.
   double mfu = 0;
-  // Of the pipeline rank that computes longest. `times.seconds` and `bubble_s`, in which the rank
-  // waits for computations of other stages, add up to step_s.
+  // What the pipeline rank that computes longest spends. `times.seconds` and `bubble_s`, in which
+  // the rank waits for computations of other stages, add up to step_s.
   ReplayTimes times;
   double bubble_s = 0;
   std::vector<double> memory;  // bytes that a device needs, by pipeline rank
   Band band;
 
-  // Where the time goes: parts above 0, which add up to step_s.
+  // Returns the parts of the step that are above 0; they add up to step_s.
   std::vector<NamedTime> parts() const;
   // Sums over the streams of a parallelism: "tp", "cp", "ep", "dp", "pp", or "control".
   double exposed(std::string_view axis) const;

@@ -19,7 +19,7 @@ struct SearchProblem {
   size_t candidates = 0;
   // Returns why a candidate is out, as far as that is cheap to find out.
   std::function<std::optional<Refusal>(size_t)> refuse;
-  // Of a candidate that is not refused: no more than its value. Lower values are better.
+  // Returns no more than the value of a candidate that is not refused. Lower values are better.
   std::function<double(size_t)> bound;
   // A guess of its value, which decides the order in which candidates are played.
   std::function<double(size_t)> guess;

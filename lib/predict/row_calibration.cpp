@@ -20,7 +20,8 @@ namespace {
 // The expected error of a row, in the log of its time: half of what releases differ by.
 constexpr double kExpectedError = 0.04;
 
-// Where the constants of a well-tuned program are expected, and the deviations of their logarithms.
+// A well-tuned program is expected near the first constants. The second ones are the standard
+// deviations of their logarithms.
 constexpr StackConstants kPrior{.gemm = 0.78,
                                 .gemm8 = 0.72,
                                 .experts = 0.7,

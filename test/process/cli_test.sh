@@ -213,7 +213,7 @@ expect "a prediction that contradicts its recipe" 2 "hardware.gpu: is h200, but 
 expect "a search for layouts" 0 "layouts on " "the recipe's own layout" "do not fit into the memory" -- \
   plan --recipe llama3_8b --cluster dgx_h100 --search --free tp,micro_batch --write 1 --output "$work/best.yaml"
 expect "the recipe of a ranked layout" 0 "fits" -- --recipe "$work/best.yaml" --dry-run --world-size 32
-expect "a search over what is no layout" 2 '`tq` is not a field of a layout' '`a` is not a field' "did you mean tp?" -- \
+expect "a search over another field" 2 '`tq` is not a field of a layout' '`a` is not a field' "did you mean tp?" -- \
   plan --recipe llama3_8b --cluster dgx_h100 --search --free tq --fix a=b
 expect "a search without a legal layout" 2 "none of " "do not divide the ranks" -- \
   plan --recipe llama3_8b --cluster dgx_h100 --search --fix tp=64
