@@ -52,9 +52,8 @@ LaunchWork LaunchList::work(uint32_t number) const {
 }
 
 LaunchPrices LaunchList::price(const LaunchCosts& costs) const {
-  LaunchPrices prices{.gap = costs.gap_seconds(),
-                      .host = costs.host_seconds(),
-                      .idle_share = costs.idle_share()};
+  LaunchPrices prices{
+      .gap = costs.gap_seconds(), .host = costs.host_seconds(), .idle_share = costs.idle_share()};
   prices.seconds.reserve(size());
   for (uint32_t i = 0; i < size(); ++i) {
     const LaunchCost cost =

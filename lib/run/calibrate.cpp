@@ -298,8 +298,7 @@ class CalibrationModel {
         ++count;
       }
     }
-    for (auto& [kind, launches] : disturbed)
-      samples.disturbed[kind].push_back(std::move(launches));
+    for (auto& [kind, launches] : disturbed) samples.disturbed[kind].push_back(std::move(launches));
     for (const auto& [key, sum] : sums)
       samples.launches[key].push_back(sum.first / double(sum.second));
     if (alone_ && computed > 0)
@@ -356,7 +355,8 @@ void summarize(const MeasuredSteps& samples, plan::Calibration& out) {
   out.host_s = quartiles(samples.hosts).median;
   const auto name = [](StreamKind kind) { return std::string(device::stream_kind_name(kind)); };
   // While a communication runs for the time o, a computation does the work of o / (1 + s). A
-  // communication may take the core of some launches and leave others alone, so a step's sum counts.
+  // communication may take the core of some launches and leave others alone, so a step's sum
+  // counts.
   constexpr double kMostLost = 0.9;
   for (const auto& [kind, steps] : samples.disturbed) {
     std::vector<double> shares;  // of the common time, by step
@@ -553,8 +553,9 @@ plan::Calibration calibrate(const CalibrateJob& job) {
     throw;
   }
   if (world.rank() != 0) return {};
-  const GpuFacts* gpu = device->is_cuda() ? find_gpu(device->description()) : nullptr;
-  c.device = gpu ? enum_name(gpu->gpu) : device->is_cuda() ? "unknown" : "cpu";
+  const GpuFacts* gpu = find_gpu(device->description());
+  // Only GPUs have memory of their own.
+  c.device = gpu ? enum_name(gpu->gpu) : device->memory_bytes() > 0 ? "unknown" : "cpu";
   c.machine = fmt::format("{}; {} rank{}", device->description(), world.size(),
                           world.size() == 1 ? "" : "s");
   c.build = job.build;
