@@ -47,6 +47,13 @@ std::string calibration_text(const plan::Calibration& c, const std::string& path
                       c.gap_s * 1e6, c.host_s * 1e6);
   for (const auto& [stream, slowdown] : c.slowdowns)
     text += fmt::format("computations are {:.0f} % slower during {}\n", 100 * slowdown, stream);
+  for (const auto& [stream, stretch] : c.stretches)
+    text += fmt::format("in a step, communication of {} takes {:.2f} x its time alone\n", stream,
+                        stretch);
+  if (c.idle_share > 0)
+    text +=
+        fmt::format("ranks that share layers wait for each other: {:.1f} % of their computing\n",
+                    100 * c.idle_share);
   for (const plan::LinkTimes& l : c.links)
     text += fmt::format("{} in {} of {} ranks: {:.1f} us + bytes / {:.2f} GB/s\n", l.kind,
                         dtype_name(l.dtype), l.ranks, l.alpha_s * 1e6, l.bytes_per_s / 1e9);

@@ -30,7 +30,7 @@ constexpr size_t kMostPoints = 100000;
 struct CalibrationConfig {
   std::string kind, machine, build, date;
   int64_t threads = 1, ranks = 1;
-  double gap_us = 0, host_us = 0;
+  double gap_us = 0, host_us = 0, idle_share = 0;
 
   static constexpr auto fields = std::tuple{
       Field{"kind", &CalibrationConfig::kind, "kind of the device, as in a cluster file"},
@@ -46,7 +46,11 @@ struct CalibrationConfig {
       Field{"host_us",
             &CalibrationConfig::host_us,
             "time of the host for a launch",
-            {.min = 0, .max = 1e6}}};
+            {.min = 0, .max = 1e6}},
+      Field{"idle_share",
+            &CalibrationConfig::idle_share,
+            "waits for later ranks, as a share of computing",
+            {.min = 0, .max = 100}}};
 };
 
 struct TimesConfig {
@@ -73,25 +77,25 @@ struct LinkConfig {
 };
 
 template <class Member>
-constexpr auto slowdown_field(const char* name, Member member) {
-  return Field{
-      name, member, "by how much computations slow down; 0.1: by 10 %", {.min = 0, .max = 100}};
+constexpr auto stream_field(const char* name, Member member) {
+  return Field{name, member, "factor for this kind of stream", {.min = 0, .max = 100}};
 }
 
-struct SlowdownConfig {
+// A number for each kind of stream that communicates; 0: the file has none.
+struct ByStreamConfig {
   double control = 0, cp = 0, dp_grad = 0, dp_param = 0, ep = 0, ep_counts = 0, pp = 0, pp_recv = 0,
          pp_send = 0, tp = 0;
 
-  static constexpr auto fields = std::tuple{slowdown_field("control", &SlowdownConfig::control),
-                                            slowdown_field("cp", &SlowdownConfig::cp),
-                                            slowdown_field("dp_grad", &SlowdownConfig::dp_grad),
-                                            slowdown_field("dp_param", &SlowdownConfig::dp_param),
-                                            slowdown_field("ep", &SlowdownConfig::ep),
-                                            slowdown_field("ep_counts", &SlowdownConfig::ep_counts),
-                                            slowdown_field("pp", &SlowdownConfig::pp),
-                                            slowdown_field("pp_recv", &SlowdownConfig::pp_recv),
-                                            slowdown_field("pp_send", &SlowdownConfig::pp_send),
-                                            slowdown_field("tp", &SlowdownConfig::tp)};
+  static constexpr auto fields = std::tuple{stream_field("control", &ByStreamConfig::control),
+                                            stream_field("cp", &ByStreamConfig::cp),
+                                            stream_field("dp_grad", &ByStreamConfig::dp_grad),
+                                            stream_field("dp_param", &ByStreamConfig::dp_param),
+                                            stream_field("ep", &ByStreamConfig::ep),
+                                            stream_field("ep_counts", &ByStreamConfig::ep_counts),
+                                            stream_field("pp", &ByStreamConfig::pp),
+                                            stream_field("pp_recv", &ByStreamConfig::pp_recv),
+                                            stream_field("pp_send", &ByStreamConfig::pp_send),
+                                            stream_field("tp", &ByStreamConfig::tp)};
 };
 
 // Returns why the lists do not fit together; empty if they do.
@@ -142,7 +146,9 @@ class CalibrationReader {
       } else if (name == "links") {
         for_entries(root.keys[i], root.items[i], [&](auto&... entry) { link(entry...); });
       } else if (name == "slowdown") {
-        slowdowns(root.keys[i], root.items[i]);
+        by_stream(root.keys[i], root.items[i], out_.slowdowns);
+      } else if (name == "stretch") {
+        by_stream(root.keys[i], root.items[i], out_.stretches);
       } else {
         plain.keys.push_back(root.keys[i]);
         plain.items.push_back(root.items[i]);
@@ -153,6 +159,7 @@ class CalibrationReader {
     out_.device = c.kind, out_.machine = c.machine, out_.build = c.build, out_.date = c.date;
     out_.threads = c.threads, out_.ranks = c.ranks;
     out_.gap_s = c.gap_us * kMicrosecond, out_.host_s = c.host_us * kMicrosecond;
+    out_.idle_share = c.idle_share;
   }
 
  private:
@@ -217,15 +224,13 @@ class CalibrationReader {
                           .spread = c.spread});
   }
 
-  void slowdowns(const Node::Key& key, const Node& node) {
-    SlowdownConfig c;
+  void by_stream(const Node::Key& key, const Node& node, std::map<std::string, double>& out) {
+    ByStreamConfig c;
     if (node.unset() || !read_entry(key, node, c)) return;
     std::apply(
-        [&](const auto&... field) {
-          ((out_.slowdowns[std::string(field.name)] = c.*field.member), ...);
-        },
-        SlowdownConfig::fields);
-    std::erase_if(out_.slowdowns, [](const auto& s) { return s.second == 0; });
+        [&](const auto&... field) { ((out[std::string(field.name)] = c.*field.member), ...); },
+        ByStreamConfig::fields);
+    std::erase_if(out, [](const auto& s) { return s.second == 0; });
   }
 
   Diagnostics& diagnostics_;
@@ -298,9 +303,13 @@ std::string print_calibration(const Calibration& c) {
                       quoted(c.machine), quoted(c.build), quoted(c.date));
   text += fmt::format("threads: {}\nranks: {}\ngap_us: {:.6g}\nhost_us: {:.6g}\n", c.threads,
                       c.ranks, c.gap_s / kMicrosecond, c.host_s / kMicrosecond);
-  if (!c.slowdowns.empty()) text += "slowdown:\n";
-  for (const auto& [stream, share] : c.slowdowns)
-    text += fmt::format("  {}: {:.6g}\n", stream, share);
+  text += fmt::format("idle_share: {:.6g}\n", c.idle_share);
+  for (const auto& [table, numbers] :
+       {std::pair{"slowdown", &c.slowdowns}, {"stretch", &c.stretches}}) {
+    if (!numbers->empty()) text += fmt::format("{}:\n", table);
+    for (const auto& [stream, number] : *numbers)
+      text += fmt::format("  {}: {:.6g}\n", stream, number);
+  }
   if (!c.launches.empty()) text += "launches:\n";
   for (const LaunchTimes& t : c.launches) {
     text += fmt::format("  {} {}:\n", t.name, dtype_name(t.dtype));

@@ -56,6 +56,11 @@ struct Calibration {
   // By how much computations slow down while a kind of stream communicates (0.1: by 10 %); by the
   // stream's name, such as dp_grad.
   std::map<std::string, double> slowdowns;
+  // How many times longer the communication of such a stream takes in a step than alone, without
+  // what it waits for other ranks.
+  std::map<std::string, double> stretches;
+  // How long ranks that share layers wait for later ones, as a share of their computing.
+  double idle_share = 0;
   std::vector<LaunchTimes> launches;
   std::vector<LinkTimes> links;
 

@@ -158,12 +158,12 @@ void check_cluster(const Cluster& c, const recipe::Recipe& r, int64_t world,
                     fmt::format("remove {}, or plan for another cluster", field));
   };
   const std::string devices(enum_name(c.kind));
-  if (r.given("hardware.gpu") && (c.is_cpu() || recipe::cluster_kind(r.hardware.gpu) != c.kind))
+  if (r.given("hardware.gpu") && (c.has_cpus() || recipe::cluster_kind(r.hardware.gpu) != c.kind))
     contradicts("hardware.gpu", enum_name(r.hardware.gpu), devices, c.kind_at);
   if (r.given("hardware.gpus_per_node") && r.hardware.gpus_per_node != c.domain_gpus)
     contradicts("hardware.gpus_per_node", std::to_string(r.hardware.gpus_per_node),
                 fmt::format("{} in a domain", c.domain_gpus), c.domain_at);
-  if (r.given("train.device") && cuda == c.is_cpu())
+  if (r.given("train.device") && cuda == c.has_cpus())
     contradicts("train.device", enum_name(r.train.device), devices, c.kind_at);
   if (world > c.gpus())
     diagnostics.add_at(
@@ -177,8 +177,8 @@ std::vector<std::string> settings_for(const Cluster& cluster, const recipe::Reci
   const auto set = [&](const char* field, const std::string& value) {
     if (!recipe.given(field)) settings.push_back(fmt::format("{}={}", field, value));
   };
-  set("train.device", cluster.is_cpu() ? "cpu" : "cuda");
-  if (!cluster.is_cpu()) {
+  set("train.device", cluster.has_cpus() ? "cpu" : "cuda");
+  if (!cluster.has_cpus()) {
     set("hardware.gpu", std::string(enum_name(cluster.kind)));
     set("hardware.gpus_per_node", std::to_string(cluster.domain_gpus));
   }

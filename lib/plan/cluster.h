@@ -29,7 +29,7 @@ struct Cluster {
   std::string calibration, stack;  // a path, and a name; empty if the file has none
 
   int64_t gpus() const { return domain_gpus * nodes; }
-  bool is_cpu() const { return kind == recipe::kCpuKind; }
+  bool has_cpus() const { return kind == recipe::kCpuKind; }
   double usable_bytes() const { return usable * memory_bytes; }
   // Neither measured times nor fitted constants: a prediction has data sheets alone.
   bool uncalibrated() const { return calibration.empty() && stack.empty(); }

@@ -30,7 +30,7 @@ std::unique_ptr<const LaunchCosts> costs_for(const plan::Cluster& cluster, const
     return std::make_unique<const SheetCosts>(cluster, StackConstants{});
   // A CPU of a cluster file is one core. The ranks of a host share its caches and its memory.
   std::optional<CpuRanks> cpu;
-  if (cluster.is_cpu())
+  if (cluster.has_cpus())
     cpu = {.threads = std::max<int64_t>(1, plan.device.threads),
            .of_host = std::min(plan.layout.world, cluster.domain_gpus)};
   return std::make_unique<const MeasuredCosts>(std::move(measured), cluster, cpu,

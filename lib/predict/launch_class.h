@@ -26,6 +26,12 @@ constexpr bool communicates(device::StreamKind kind) {
   return kind != device::StreamKind::compute && kind != device::StreamKind::copy;
 }
 
+// Whether ranks that share layers communicate on such streams: their computations soon wait for it.
+constexpr bool inside_layers(device::StreamKind kind) {
+  return kind == device::StreamKind::cp || kind == device::StreamKind::ep ||
+         kind == device::StreamKind::tp;
+}
+
 // The class follows from the launch's name, by its letter in a trace (observe/launch_letters.h),
 // and from the type of its operands.
 LaunchClass class_of(const LaunchWork& launch);

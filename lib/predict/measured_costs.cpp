@@ -193,6 +193,11 @@ LaunchCost MeasuredCosts::compute(const LaunchWork& w) const {
   return cost;
 }
 
+double MeasuredCosts::stretch(device::StreamKind kind) const {
+  const auto found = calibration_.stretches.find(std::string(device::stream_kind_name(kind)));
+  return found == calibration_.stretches.end() ? 1 : found->second;
+}
+
 bool MeasuredCosts::uses_link(device::StreamKind kind) const {
   if (link_.latency_s == 0 && link_.seconds_per_byte == 0) return false;
   return link_.streams.empty() ||
@@ -203,11 +208,12 @@ LaunchCost MeasuredCosts::communication(const LaunchWork& w, const plan::GroupLi
   const plan::LinkTimes* measured = calibration_.find_link(w.name, w.dtype, link.ranks);
   LaunchCost cost;
   if (measured && link.in_domain())
-    cost = {.seconds = measured->seconds(w.wire_bytes),
+    cost = {.seconds = stretch(w.stream.kind) * measured->seconds(w.wire_bytes),
             .known = measured->ranks == link.ranks && measured->dtype == w.dtype};
   else
     cost = {.seconds = sheet_.cost(w, &link).seconds, .known = false};
   if (!uses_link(w.stream.kind)) return cost;
+  // The link carries data while the ranks sleep, so it does not take longer in a step.
   const double emulated = link_.latency_s + w.wire_bytes * link_.seconds_per_byte;
   // A collective ends when the link has carried its data, unless it takes longer by itself. A
   // message leaves its sender only then.

@@ -63,11 +63,13 @@ class MeasuredCosts : public LaunchCosts {
   LaunchCost cost(const LaunchWork& launch, const plan::GroupLink* link) const override;
   double gap_seconds() const override { return calibration_.gap_s; }
   double host_seconds() const override { return calibration_.host_s; }
+  double idle_share() const override { return calibration_.idle_share; }
   double slowdown(device::StreamKind kind) const override;
 
  private:
   LaunchCost compute(const LaunchWork& launch) const;
   LaunchCost communication(const LaunchWork& launch, const plan::GroupLink& link) const;
+  double stretch(device::StreamKind kind) const;
   bool uses_link(device::StreamKind kind) const;
 
   const plan::Calibration calibration_;

@@ -34,6 +34,7 @@ std::vector<NamedTime> Prediction::parts() const {
   for (size_t c = 0; c < kLaunchClasses; ++c)
     add(std::string(class_name(LaunchClass(c))), times.compute[c]);
   add("gaps between launches", times.gaps);
+  add("idle for later ranks", times.idle);
   for (const char* axis : kAxes) add(std::string("exposed ") + axis, exposed(axis));
   add("bubble", bubble_s);
   return all;

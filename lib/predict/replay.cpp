@@ -52,7 +52,8 @@ LaunchWork LaunchList::work(uint32_t number) const {
 }
 
 LaunchPrices LaunchList::price(const LaunchCosts& costs) const {
-  LaunchPrices prices{.gap = costs.gap_seconds(), .host = costs.host_seconds()};
+  LaunchPrices prices{
+      .gap = costs.gap_seconds(), .host = costs.host_seconds(), .idle_share = costs.idle_share()};
   prices.seconds.reserve(size());
   for (uint32_t i = 0; i < size(); ++i) {
     const LaunchCost cost =
@@ -88,6 +89,7 @@ void LaunchSequence::add(const device::LaunchRecord& r, uint32_t launch) {
 ReplayTimes& ReplayTimes::add(const ReplayTimes& more, double times) {
   seconds += times * more.seconds;
   gaps += times * more.gaps;
+  idle += times * more.idle;
   unknown += times * more.unknown;
   for (size_t i = 0; i < compute.size(); ++i) compute[i] += times * more.compute[i];
   for (size_t i = 0; i < exposed.size(); ++i) {
@@ -140,48 +142,83 @@ class Contention {
   std::vector<Interval> intervals_;
 };
 
+// How far other ranks are behind. They fall behind while they compute, and are even again once
+// compute has waited for their communication.
+class LateRanks {
+ public:
+  explicit LateRanks(double share) : share_(share) {}
+
+  // Of a communication that waits for the computations so far.
+  double seconds(double computed) const { return share_ * std::max(0.0, computed - even_); }
+  void even_at(double computed) { even_ = std::max(even_, computed); }
+
+ private:
+  const double share_;
+  double even_ = 0;
+};
+
 }  // namespace
 
 ReplayTimes replay(const LaunchSequence& sequence, const LaunchList& list,
                    const LaunchPrices& prices, ReplayEnd until) {
+  struct Item {
+    double end = 0;
+    double late = 0;                 // how long it waited for other ranks
+    double computed = 0, ready = 0;  // the computing before it: how much, and until when
+  };
   struct Stream {
     device::StreamKind kind;
-    double free = 0;
-    std::vector<double> ends{};  // of its items
+    double free = 0, computed = 0, ready = 0;
+    std::vector<Item> items{};
   };
   std::vector<Stream> streams;
   for (const device::StreamId id : sequence.streams()) streams.push_back({id.kind});
   ReplayTimes times;
   Contention contention(prices.slowdown);
+  LateRanks late_ranks(prices.idle_share);
   double host = 0;
-  const auto waited = [&](device::StreamKind for_kind, double seconds) {
-    (communicates(for_kind) ? times.exposed[size_t(for_kind)] : times.gaps) += seconds;
+  const auto waited = [&](device::StreamKind for_kind, double seconds, const Item& item) {
+    const double idle = std::min(seconds, item.late);
+    times.idle += idle;
+    (communicates(for_kind) ? times.exposed[size_t(for_kind)] : times.gaps) += seconds - idle;
   };
   for (const LaunchSequence::Item& item : sequence.items()) {
     Stream& s = streams[item.stream];
     const bool computes = s.kind == device::StreamKind::compute;
     if (item.waits_for >= 0) {
       const Stream& other = streams[size_t(item.waits_for)];
-      const double over = item.waits_item > 0 ? other.ends[item.waits_item - 1] : 0;
-      if (computes && over > s.free) waited(other.kind, over - s.free);
-      s.free = std::max(s.free, over);
+      const Item over = item.waits_item > 0 ? other.items[item.waits_item - 1] : Item{};
+      if (computes && over.end > s.free) {
+        waited(other.kind, over.end - s.free, over);
+        late_ranks.even_at(over.computed);
+      }
+      s.free = std::max(s.free, over.end);
+      s.computed = std::max(s.computed, over.computed);
+      s.ready = std::max(s.ready, over.ready);
     } else {
       host += prices.host;
       const double seconds = prices.seconds[item.launch],
                    begin = std::max(s.free + prices.gap, host);
-      double end = begin + seconds;
+      double late = 0;
+      if (inside_layers(s.kind))
+        late = std::max(0.0, s.ready + late_ranks.seconds(s.computed) - begin);
+      double end = begin + late + seconds;
       if (computes) {
         end = contention.end_of(begin, seconds);
         times.gaps += begin - s.free;
         times.compute[size_t(list.class_of(item.launch))] += end - begin;
+        s.computed += end - begin;
       } else {
-        contention.runs(s.kind, begin, end);
+        contention.runs(s.kind, begin + late, end);
       }
-      times.busy[size_t(s.kind)] += end - begin;
-      if (!prices.known[item.launch]) times.unknown += end - begin;
+      times.busy[size_t(s.kind)] += end - begin - late;
+      if (!prices.known[item.launch]) times.unknown += end - begin - late;
       s.free = end;
+      if (computes) s.ready = end;
+      s.items.push_back({.end = end, .late = late, .computed = s.computed, .ready = s.ready});
+      continue;
     }
-    s.ends.push_back(s.free);
+    s.items.push_back({.end = s.free, .computed = s.computed, .ready = s.ready});
   }
   const Stream* last = nullptr;
   for (const Stream& s : streams) {
@@ -189,7 +226,7 @@ ReplayTimes replay(const LaunchSequence& sequence, const LaunchList& list,
     if (!last || s.free > last->free) last = &s;
   }
   if (until == ReplayEnd::all_streams && last && last->free > times.seconds) {
-    waited(last->kind, last->free - times.seconds);
+    waited(last->kind, last->free - times.seconds, last->items.back());
     times.seconds = last->free;
   }
   return times;

@@ -23,6 +23,7 @@ struct LaunchPrices {
   std::vector<double> seconds;  // by number
   std::vector<char> known;      // as LaunchCost
   double gap = 0, host = 0;     // seconds
+  double idle_share = 0;        // as LaunchCosts
   ByStreamKind slowdown{};
 };
 
@@ -80,11 +81,12 @@ class LaunchSequence {
   std::vector<std::vector<uint64_t>> numbers_;  // [stream]: of its items in the record
 };
 
-// How long a rank takes, and why. `seconds` is the sum of `compute`, `gaps` and `exposed`.
+// How long a rank takes, and why. `seconds` is the sum of `compute`, `gaps`, `idle` and `exposed`.
 struct ReplayTimes {
   double seconds = 0;
   ByClass compute{};       // the compute stream is busy, by class
   double gaps = 0;         // it is idle, and waits for no communication
+  double idle = 0;         // it waits for communication that itself waits for a later rank
   ByStreamKind exposed{};  // it is idle, and waits for communication (observe/exposure.h)
   ByStreamKind busy{};     // times of the launches on each kind of stream
   double unknown = 0;      // the part of `compute` and `busy` whose cost is extrapolated

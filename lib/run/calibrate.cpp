@@ -24,6 +24,7 @@
 #include "device/recording/records.h"
 #include "ops/elementwise.h"
 #include "plan/meeting_plan.h"
+#include "predict/launch_class.h"
 #include "run/bf16_choice.h"
 #include "run/calibration_models.h"
 #include "run/open_device.h"
@@ -42,10 +43,6 @@ constexpr int64_t kLeastRounds = 3, kMostRounds = 25;
 constexpr double kVisit = 0.15;       // seconds for which a round trains a model
 constexpr int64_t kStepsOfVisit = 8;  // at most
 constexpr double kForLinks = 0.15;    // of the time, if there are several ranks
-// The slow-down follows from launches of which so much is beside communication, if there are
-// enough.
-constexpr double kMostlyBeside = 0.5;
-constexpr size_t kFewestBeside = 20;
 constexpr double kOverlapped = 0.02;  // a launch of which more communicates meanwhile is not alone
 
 double seconds_since(Clock::time_point begin) {
@@ -148,22 +145,28 @@ int64_t overlap(const std::vector<Interval>& intervals, int64_t begin, int64_t e
 // A launch that ran while its rank communicated.
 struct Disturbed {
   LaunchKey key;
-  StreamKind kind;
   double seconds, overlap_s;
 };
 
 // What the rounds have measured.
 struct MeasuredSteps {
   std::map<LaunchKey, std::vector<double>> launches;  // seconds: means over a step
-  std::vector<Disturbed> disturbed;
+  std::map<StreamKind, std::vector<std::vector<Disturbed>>> disturbed;  // by step
   std::vector<double> gaps, hosts;  // seconds of each launch, of a step
+  // Of a step: times of communication over those of the same alone, and what ranks that share
+  // layers have waited for later ones over their computing.
+  std::map<StreamKind, std::vector<double>> stretches;
+  std::vector<double> idle_shares;
 };
 
 // A model in training.
 class CalibrationModel {
  public:
-  CalibrationModel(Device& device, const RunPlan& plan, const comm::World& world)
+  // `links` are the times of communication alone.
+  CalibrationModel(Device& device, const RunPlan& plan, const comm::World& world,
+                   const plan::Calibration& links)
       : device_(device),
+        links_(links),
         alone_(world.size() == 1),
         trainer_(train::build_trainer(device, prepared(plan), std::make_shared<MixedData>(plan),
                                       world)) {
@@ -195,7 +198,8 @@ class CalibrationModel {
       if (r.waits_for || name == "upload" || name == "download") continue;
       launches_[r.stream].push_back(
           {.key = {r.name, r.dtype, double(r.flops), sum_of(r.read), sum_of(r.written)},
-           .communicates = r.group >= 0});
+           .communicates = r.group >= 0,
+           .alone_s = r.group >= 0 ? seconds_alone(r, records.groups()) : 0});
     }
   }
 
@@ -218,7 +222,15 @@ class CalibrationModel {
   struct Launch {
     LaunchKey key;
     bool communicates;
+    double alone_s;  // of communication; 0: not measured
   };
+
+  double seconds_alone(const LaunchRecord& r,
+                       const std::vector<device::GroupRecord>& groups) const {
+    const auto ranks = int64_t(groups[size_t(r.group)].ranks.size());
+    const plan::LinkTimes* link = links_.find_link(r.name, r.dtype, ranks);
+    return link && link->ranks == ranks ? link->seconds(double(r.wire_bytes)) : 0;
+  }
 
   static RunPlan prepared(RunPlan plan) {
     plan.graphs.on = false;
@@ -258,7 +270,9 @@ class CalibrationModel {
           communication[stream.kind].push_back({t.begin_ns + t.idle_ns, t.end_ns});
       }
     }
+    add_communication(times, samples);
     std::map<LaunchKey, std::pair<double, int64_t>> sums;
+    std::map<StreamKind, std::vector<Disturbed>> disturbed;
     double busy = 0;
     int64_t computed = 0;
     for (const auto& [stream, launches] : launches_) {
@@ -276,7 +290,7 @@ class CalibrationModel {
         }
         if (double(most) > kOverlapped * double(length)) {
           if (stream.kind == StreamKind::compute)
-            samples.disturbed.push_back({launches[i].key, with, t, double(most) * 1e-9});
+            disturbed[with].push_back({launches[i].key, t, double(most) * 1e-9});
           continue;
         }
         auto& [sum, count] = sums[launches[i].key];
@@ -284,6 +298,7 @@ class CalibrationModel {
         ++count;
       }
     }
+    for (auto& [kind, launches] : disturbed) samples.disturbed[kind].push_back(std::move(launches));
     for (const auto& [key, sum] : sums)
       samples.launches[key].push_back(sum.first / double(sum.second));
     if (alone_ && computed > 0)
@@ -291,7 +306,29 @@ class CalibrationModel {
                              double(computed));
   }
 
+  void add_communication(const StepTimings::Times& times, MeasuredSteps& samples) const {
+    double computing = 0, idle = 0;
+    bool shares_layers = false;
+    for (const auto& [stream, launches] : launches_) {
+      const std::vector<StepTimings::Launch>& timed = times.launches.at(stream);
+      double taken = 0, alone = 0;
+      for (size_t i = 0; i < launches.size(); ++i) {
+        const double seconds = double(timed[i].end_ns - timed[i].begin_ns) * 1e-9,
+                     waited = double(timed[i].idle_ns) * 1e-9;
+        if (stream.kind == StreamKind::compute) computing += seconds;
+        if (!launches[i].communicates) continue;
+        if (predict::inside_layers(stream.kind)) shares_layers = true, idle += waited;
+        if (launches[i].alone_s == 0) continue;
+        taken += seconds - waited;
+        alone += launches[i].alone_s;
+      }
+      if (alone > 0) samples.stretches[stream.kind].push_back(taken / alone);
+    }
+    if (shares_layers && computing > 0) samples.idle_shares.push_back(idle / computing);
+  }
+
   Device& device_;
+  const plan::Calibration& links_;
   const bool alone_;
   train::Trainer trainer_;
   std::optional<Bf16Arithmetic> bf16_;
@@ -316,20 +353,30 @@ void summarize(const MeasuredSteps& samples, plan::Calibration& out) {
     out.launches.push_back({kind.first, kind.second, std::move(points)});
   out.gap_s = quartiles(samples.gaps).median;
   out.host_s = quartiles(samples.hosts).median;
-  // While a communication runs for the time o, a computation does the work of o / (1 + s). The
-  // median over launches leaves out those that lost their core meanwhile.
-  std::map<StreamKind, std::vector<double>> lost;  // shares of the common time
-  for (const Disturbed& d : samples.disturbed) {
-    const auto median = medians.find(d.key);
-    if (median != medians.end() && d.overlap_s > kMostlyBeside * d.seconds)
-      lost[d.kind].push_back((d.seconds - median->second) / d.overlap_s);
-  }
+  const auto name = [](StreamKind kind) { return std::string(device::stream_kind_name(kind)); };
+  // While a communication runs for the time o, a computation does the work of o / (1 + s). A
+  // communication may take the core of some launches and leave others alone, so a step's sum
+  // counts.
   constexpr double kMostLost = 0.9;
-  for (const auto& [kind, shares] : lost) {
-    if (shares.size() < kFewestBeside) continue;
+  for (const auto& [kind, steps] : samples.disturbed) {
+    std::vector<double> shares;  // of the common time, by step
+    for (const std::vector<Disturbed>& step : steps) {
+      double lost = 0, common = 0;
+      for (const Disturbed& d : step) {
+        const auto median = medians.find(d.key);
+        if (median == medians.end()) continue;
+        lost += d.seconds - median->second;
+        common += d.overlap_s;
+      }
+      if (common > 0) shares.push_back(lost / common);
+    }
     const double share = std::clamp(quartiles(shares).median, 0.0, kMostLost);
-    if (share > 0) out.slowdowns[std::string(device::stream_kind_name(kind))] = share / (1 - share);
+    if (share > 0) out.slowdowns[name(kind)] = share / (1 - share);
   }
+  for (const auto& [kind, shares] : samples.stretches)
+    if (const double median = quartiles(shares).median; median > 0)
+      out.stretches[name(kind)] = median;
+  out.idle_share = quartiles(samples.idle_shares).median;
 }
 
 // A kind of communication, and the bytes that a rank sends for `bytes` of data.
@@ -466,7 +513,7 @@ plan::Calibration measure_machine(Device& device, comm::World& world, double sec
   std::vector<std::unique_ptr<CalibrationModel>> models;
   const auto add = [&](const std::vector<RunPlan>& plans, const comm::World& ranks) {
     for (const RunPlan& plan : plans) {
-      models.push_back(std::make_unique<CalibrationModel>(device, plan, ranks));
+      models.push_back(std::make_unique<CalibrationModel>(device, plan, ranks, out));
       models.back()->begin(samples);
     }
   };
@@ -506,8 +553,9 @@ plan::Calibration calibrate(const CalibrateJob& job) {
     throw;
   }
   if (world.rank() != 0) return {};
-  const GpuFacts* gpu = device->is_cuda() ? find_gpu(device->description()) : nullptr;
-  c.device = gpu ? enum_name(gpu->gpu) : device->is_cuda() ? "unknown" : "cpu";
+  const GpuFacts* gpu = find_gpu(device->description());
+  // Only GPUs have memory of their own.
+  c.device = gpu ? enum_name(gpu->gpu) : device->memory_bytes() > 0 ? "unknown" : "cpu";
   c.machine = fmt::format("{}; {} rank{}", device->description(), world.size(),
                           world.size() == 1 ? "" : "s");
   c.build = job.build;

@@ -48,7 +48,7 @@ TEST_CASE("the kind of a cluster's GPUs fills in what the file leaves to the dat
     const Cluster c = accepted(fmt::format("gpu: {}\nnodes: 4", enum_name(f.gpu)));
     INFO(enum_name(f.gpu));
     CHECK(c.kind == recipe::cluster_kind(f.gpu));
-    CHECK_FALSE(c.is_cpu());
+    CHECK_FALSE(c.has_cpus());
     CHECK(c.bf16_flops == f.bf16_flops);
     CHECK(c.fp8_flops == f.fp8_flops);
     CHECK(c.memory_bytes == f.memory_gib() * double(1 << 30));
