@@ -99,6 +99,31 @@ ReplayTimes& ReplayTimes::add(const ReplayTimes& more, double times) {
 
 namespace {
 
+struct Interval {
+  double begin, end;
+};
+
+// Removes the times of `runs` from `left`, and returns how long they are. Both are in the order of
+// time.
+double remove(const std::vector<Interval>& runs, std::vector<Interval>& left) {
+  double removed = 0;
+  std::vector<Interval> rest;
+  for (const Interval& piece : left) {
+    double at = piece.begin;
+    auto run = std::ranges::partition_point(
+        runs, [&](const Interval& r) { return r.end <= piece.begin; });
+    for (; run != runs.end() && run->begin < piece.end; ++run) {
+      const double begin = std::max(at, run->begin), end = std::min(piece.end, run->end);
+      if (begin > at) rest.push_back({at, begin});
+      removed += end - begin;
+      at = end;
+    }
+    if (at < piece.end) rest.push_back({at, piece.end});
+  }
+  left = std::move(rest);
+  return removed;
+}
+
 // Times in which communication runs, for computations that it slows down. Both come in the order of
 // time: those of a stream, and the computations.
 class Contention {
@@ -114,12 +139,12 @@ class Contention {
   // Returns when a computation ends that begins now and takes so long alone.
   double end_of(double begin, double seconds) {
     if (!any_) return begin + seconds;
-    std::erase_if(intervals_, [&](const Interval& i) { return i.end <= begin; });
+    std::erase_if(intervals_, [&](const Slow& i) { return i.end <= begin; });
     double now = begin, left = seconds;
     while (true) {
       // Several communications slow a computation down like the one that does it most.
       double slowdown = 0, next = std::numeric_limits<double>::infinity();
-      for (const Interval& i : intervals_) {
+      for (const Slow& i : intervals_) {
         if (i.end <= now) continue;
         if (i.begin <= now) slowdown = std::max(slowdown, i.slowdown);
         next = std::min(next, i.begin <= now ? i.end : i.begin);
@@ -132,12 +157,12 @@ class Contention {
   }
 
  private:
-  struct Interval {
+  struct Slow {
     double begin, end, slowdown;
   };
   const ByStreamKind slowdown_;
   const bool any_;
-  std::vector<Interval> intervals_;
+  std::vector<Slow> intervals_;
 };
 
 }  // namespace
@@ -147,15 +172,24 @@ ReplayTimes replay(const LaunchSequence& sequence, const LaunchList& list,
   struct Stream {
     device::StreamKind kind;
     double free = 0;
-    std::vector<double> ends{};  // of its items
+    std::vector<double> ends{};    // of its items
+    std::vector<Interval> runs{};  // of its launches, if it communicates
   };
   std::vector<Stream> streams;
   for (const device::StreamId id : sequence.streams()) streams.push_back({id.kind});
   ReplayTimes times;
   Contention contention(prices.slowdown);
   double host = 0;
-  const auto waited = [&](device::StreamKind for_kind, double seconds) {
-    (communicates(for_kind) ? times.exposed[size_t(for_kind)] : times.gaps) += seconds;
+  // Compute is idle, and waits for a stream. Only the times in which communication runs are exposed:
+  // first that of the stream itself, then what the stream may have waited for.
+  const auto waits = [&](double begin, double end, const Stream& waited) {
+    std::vector<Interval> left{{begin, end}};
+    const auto expose = [&](const Stream& s) {
+      if (!s.runs.empty()) times.exposed[size_t(s.kind)] += remove(s.runs, left);
+    };
+    expose(waited);
+    for (const Stream& s : streams) expose(s);
+    for (const Interval& i : left) times.gaps += i.end - i.begin;
   };
   for (const LaunchSequence::Item& item : sequence.items()) {
     Stream& s = streams[item.stream];
@@ -163,7 +197,7 @@ ReplayTimes replay(const LaunchSequence& sequence, const LaunchList& list,
     if (item.waits_for >= 0) {
       const Stream& other = streams[size_t(item.waits_for)];
       const double over = item.waits_item > 0 ? other.ends[item.waits_item - 1] : 0;
-      if (computes && over > s.free) waited(other.kind, over - s.free);
+      if (computes && over > s.free) waits(s.free, over, other);
       s.free = std::max(s.free, over);
     } else {
       host += prices.host;
@@ -176,6 +210,7 @@ ReplayTimes replay(const LaunchSequence& sequence, const LaunchList& list,
         times.compute[size_t(list.class_of(item.launch))] += end - begin;
       } else {
         contention.runs(s.kind, begin, end);
+        if (communicates(s.kind) && end > begin) s.runs.push_back({begin, end});
       }
       times.busy[size_t(s.kind)] += end - begin;
       if (!prices.known[item.launch]) times.unknown += end - begin;
@@ -189,7 +224,7 @@ ReplayTimes replay(const LaunchSequence& sequence, const LaunchList& list,
     if (!last || s.free > last->free) last = &s;
   }
   if (until == ReplayEnd::all_streams && last && last->free > times.seconds) {
-    waited(last->kind, last->free - times.seconds);
+    waits(times.seconds, last->free, *last);
     times.seconds = last->free;
   }
   return times;

@@ -84,8 +84,9 @@ class LaunchSequence {
 struct ReplayTimes {
   double seconds = 0;
   ByClass compute{};       // the compute stream is busy, by class
-  double gaps = 0;         // it is idle, and waits for no communication
-  ByStreamKind exposed{};  // it is idle, and waits for communication (observe/exposure.h)
+  double gaps = 0;         // it is idle, and no communication that it waits for runs
+  // It is idle, and waits for communication that runs (observe/exposure.h); never above `busy`.
+  ByStreamKind exposed{};
   ByStreamKind busy{};     // times of the launches on each kind of stream
   double unknown = 0;      // the part of `compute` and `busy` whose cost is extrapolated
 
