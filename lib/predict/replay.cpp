@@ -97,6 +97,20 @@ ReplayTimes& ReplayTimes::add(const ReplayTimes& more, double times) {
   return *this;
 }
 
+void ReplayTimes::make_positive() {
+  double positive = 0;
+  const auto for_parts = [&](const auto& f) {
+    for (double& part : compute) f(part);
+    for (double& part : exposed) f(part);
+    f(gaps);
+  };
+  for_parts([&](double& part) { positive += part = std::max(0.0, part); });
+  seconds = std::max(0.0, seconds);
+  for_parts([&](double& part) { part *= positive > 0 ? seconds / positive : 0; });
+  for (size_t i = 0; i < busy.size(); ++i) busy[i] = std::max(busy[i], exposed[i]);
+  unknown = std::max(0.0, unknown);
+}
+
 namespace {
 
 struct Interval {
@@ -110,8 +124,8 @@ double remove(const std::vector<Interval>& runs, std::vector<Interval>& left) {
   std::vector<Interval> rest;
   for (const Interval& piece : left) {
     double at = piece.begin;
-    auto run = std::ranges::partition_point(
-        runs, [&](const Interval& r) { return r.end <= piece.begin; });
+    auto run =
+        std::ranges::partition_point(runs, [&](const Interval& r) { return r.end <= piece.begin; });
     for (; run != runs.end() && run->begin < piece.end; ++run) {
       const double begin = std::max(at, run->begin), end = std::min(piece.end, run->end);
       if (begin > at) rest.push_back({at, begin});
@@ -180,8 +194,8 @@ ReplayTimes replay(const LaunchSequence& sequence, const LaunchList& list,
   ReplayTimes times;
   Contention contention(prices.slowdown);
   double host = 0;
-  // Compute is idle, and waits for a stream. Only the times in which communication runs are exposed:
-  // first that of the stream itself, then what the stream may have waited for.
+  // Compute is idle, and waits for a stream. Only the times in which communication runs are
+  // exposed: first that of the stream itself, then what the stream may have waited for.
   const auto waits = [&](double begin, double end, const Stream& waited) {
     std::vector<Interval> left{{begin, end}};
     const auto expose = [&](const Stream& s) {

@@ -83,15 +83,17 @@ class LaunchSequence {
 // How long a rank takes, and why. `seconds` is the sum of `compute`, `gaps` and `exposed`.
 struct ReplayTimes {
   double seconds = 0;
-  ByClass compute{};       // the compute stream is busy, by class
-  double gaps = 0;         // it is idle, and no communication that it waits for runs
+  ByClass compute{};  // the compute stream is busy, by class
+  double gaps = 0;    // it is idle, and no communication that it waits for runs
   // It is idle, and waits for communication that runs (observe/exposure.h); never above `busy`.
   ByStreamKind exposed{};
-  ByStreamKind busy{};     // times of the launches on each kind of stream
-  double unknown = 0;      // the part of `compute` and `busy` whose cost is extrapolated
+  ByStreamKind busy{};  // times of the launches on each kind of stream
+  double unknown = 0;   // the part of `compute` and `busy` whose cost is extrapolated
 
   // Adds another time, or a multiple of it.
   ReplayTimes& add(const ReplayTimes& more, double times = 1);
+  // Makes the parts of an extrapolated time positive, without a change of their sum.
+  void make_positive();
 };
 
 enum class ReplayEnd {

@@ -109,12 +109,13 @@ std::optional<int64_t> middle(const ByAction& all, ActionKind kind, int64_t stag
 void add_pairs(const schedule::ActionList& actions, const device::Records& records,
                const std::vector<std::optional<ScopeAction>>& of_item, Numbers& numbers,
                std::vector<PairSequence>& pairs) {
-  std::map<std::tuple<int64_t, int64_t>, std::vector<size_t>> places;
+  std::map<schedule::PairKey, std::vector<size_t>> places;
   for (size_t i = 0; i + 1 < actions.size(); ++i)
-    if (actions[i].overlaps_next) places[{actions[i].stage, actions[i + 1].stage}].push_back(i);
-  for (const auto& [stages, at] : places) {
+    if (actions[i].overlaps_next)
+      places[{actions[i].stage, actions[i + 1].stage, actions[i + 1].kind}].push_back(i);
+  for (const auto& [key, at] : places) {
     const schedule::Action &f = actions[at[at.size() / 2]], &b = actions[at[at.size() / 2] + 1];
-    PairSequence pair{.forward = f.stage, .backward = b.stage, .backward_kind = b.kind};
+    PairSequence pair{.key = key};
     for (size_t i = 0; i < of_item.size(); ++i) {
       if (!of_item[i]) continue;
       for (const schedule::Action* a : {&f, &b})

@@ -10,7 +10,7 @@
 #include "predict/group_links.h"
 #include "predict/recorded_step.h"
 #include "predict/replay.h"
-#include "schedule/action.h"
+#include "schedule/simulator.h"
 
 namespace mtrain::predict {
 
@@ -37,15 +37,14 @@ struct StageSequences {
 
 // A forward and a backward that run together.
 struct PairSequence {
-  int64_t forward = 0, backward = 0;  // stages
-  schedule::ActionKind backward_kind = schedule::ActionKind::B;
+  schedule::PairKey key;
   LaunchSequence sequence;
 };
 
 // What a rank of a pipeline enqueues in a step of one flush.
 struct PipelineRankSequences {
   std::map<int64_t, StageSequences> stages;
-  std::vector<PairSequence> pairs;  // each pair of stages once
+  std::vector<PairSequence> pairs;  // each kind of pair once
   LaunchSequence before, after;     // the actions
   std::vector<uint32_t> uploads;    // numbers of what `before` uploads for each micro-batch
   std::optional<uint32_t> send;     // number of a message's launch in the list; its largest

@@ -4,6 +4,7 @@
 #include <map>
 #include <numeric>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "base/error.h"
@@ -38,6 +39,8 @@ struct StageTimes {
   void extrapolate(const StageTimes& more, double times) {
     for (const auto member : {&StageTimes::F, &StageTimes::B, &StageTimes::I, &StageTimes::W})
       (this->*member) = extrapolated(this->*member, more.*member, times);
+    for (const auto member : {&StageTimes::F, &StageTimes::B, &StageTimes::I, &StageTimes::W})
+      (this->*member).make_positive();
     for (const auto member : {&StageTimes::first, &StageTimes::reduce, &StageTimes::gather})
       this->*member += times * (more.*member - this->*member);
     for (size_t kind = 0; kind < kStreamKinds; ++kind)
@@ -72,6 +75,36 @@ schedule::StageCost cost_of(const StageTimes& t) {
           .tp = inside(t, {StreamKind::tp}),
           .cp = inside(t, {StreamKind::cp}),
           .dp = inside(t, {StreamKind::dp_grad, StreamKind::dp_param})};
+}
+
+const ReplayTimes& of_action(const StageTimes& t, ActionKind kind) {
+  switch (kind) {
+    case ActionKind::F: return t.F;
+    case ActionKind::I: return t.I;
+    case ActionKind::W: return t.W;
+    default: return t.B;
+  }
+}
+
+// What an action waits for inside of it.
+double exposed_inside(const schedule::StageCost::Inside& c, ActionKind kind) {
+  switch (kind) {
+    case ActionKind::F: return c.F.exposed;
+    case ActionKind::I: return c.I.exposed;
+    case ActionKind::W: return c.W.exposed;
+    default: return c.I.exposed + c.W.exposed;
+  }
+}
+
+using PairTimes = std::map<schedule::PairKey, ReplayTimes>;
+
+// The pairs of passes that run together, each kind once.
+std::set<schedule::PairKey> pairs_of(const schedule::Schedule& schedule) {
+  std::set<schedule::PairKey> pairs;
+  for (const schedule::ActionList& list : schedule.ranks)
+    for (size_t i = 0; i + 1 < list.size(); ++i)
+      if (list[i].overlaps_next) pairs.insert({list[i].stage, list[i + 1].stage, list[i + 1].kind});
+  return pairs;
 }
 
 }  // namespace
@@ -246,34 +279,40 @@ class StepModel::Recording {
     return t;
   }
 
-  static const ReplayTimes& of_action(const StageTimes& t, ActionKind kind) {
-    switch (kind) {
-      case ActionKind::F: return t.F;
-      case ActionKind::I: return t.I;
-      case ActionKind::W: return t.W;
-      default: return t.B;
-    }
-  }
-
-  // Returns which share of their times a forward and a backward take together.
-  double together(const RecordedPipeline& recorded, const std::vector<StageTimes>& stages,
-                  const LaunchPrices& prices) const {
-    double pairs = 0, alone = 0;
-    for (const PipelineRankSequences& rank : recorded.ranks)
-      for (const PairSequence& pair : rank.pairs) {
-        pairs += times_of(pair.sequence, prices).seconds;
-        alone += stages[size_t(pair.forward)].F.seconds +
-                 of_action(stages[size_t(pair.backward)], pair.backward_kind).seconds;
-      }
-    return alone > 0 ? pairs / alone : 1;
-  }
-
   // What a recorded pipeline takes.
   struct PipelineTimes {
     std::vector<StageTimes> stages;
     std::vector<ReplayTimes> before, after;  // the actions, by place in RecordedPipeline::ranks
-    double together = 1;
+    PairTimes pairs;
+
+    // Returns the times of two actions that run together.
+    ReplayTimes of_pair(const schedule::PairKey& key) const {
+      if (const auto known = pairs.find(key); known != pairs.end()) return known->second;
+      return alone(key);
+    }
+    // Returns their times if one follows the other.
+    ReplayTimes alone(const schedule::PairKey& key) const {
+      const auto& [forward, backward, kind] = key;
+      ReplayTimes t = stages[size_t(forward)].F;
+      return t.add(of_action(stages[size_t(backward)], kind));
+    }
   };
+
+  // Returns the times of the pairs that the plan's lists have.
+  PairTimes times_of_pairs(const RecordedPipeline& recorded, const LaunchPrices& prices) const {
+    PairTimes recorded_times, times;
+    for (const PipelineRankSequences& rank : recorded.ranks)
+      for (const PairSequence& pair : rank.pairs)
+        recorded_times.emplace(pair.key, times_of(pair.sequence, prices));
+    if (recorded_times.empty()) return times;
+    for (const schedule::PairKey& key : pairs_of(schedule_)) {
+      const auto& [forward, backward, kind] = key;
+      const auto known = recorded_times.find(
+          {recorded.of_stage[size_t(forward)], recorded.of_stage[size_t(backward)], kind});
+      if (known != recorded_times.end()) times.emplace(key, known->second);
+    }
+    return times;
+  }
 
   PipelineTimes times_of(const RecordedPipeline& recorded, const LaunchPrices& prices) const {
     PipelineTimes t;
@@ -293,7 +332,7 @@ class StepModel::Recording {
       t.after.push_back(replay(rank.after, list_, prices, ReplayEnd::all_streams));
     }
     for (const int64_t stage : recorded.of_stage) t.stages.push_back(known.at(stage));
-    t.together = together(recorded, t.stages, prices);
+    t.pairs = times_of_pairs(recorded, prices);
     return t;
   }
 
@@ -302,6 +341,11 @@ class StepModel::Recording {
     PipelineTimes t = times_of(pipelines_[0], prices);
     if (pipelines_.size() == 1) return t;
     const PipelineTimes more = times_of(pipelines_[1], prices);
+    for (auto& [key, pair] : t.pairs) {
+      const ReplayTimes& longer = more.pairs.at(key);
+      pair = StageTimes::extrapolated(pair, longer, periods_of_pair(key, t, more));
+      pair.make_positive();
+    }
     for (size_t stage = 0; stage < t.stages.size(); ++stage)
       t.stages[stage].extrapolate(more.stages[stage], periods_[stage]);
     // The mean over the stages whose layers were removed.
@@ -313,6 +357,19 @@ class StepModel::Recording {
     return t;
   }
 
+  // The layers of the two stages may follow a different number of times; each counts by the time
+  // that a period adds to it.
+  double periods_of_pair(const schedule::PairKey& key, const PipelineTimes& t,
+                         const PipelineTimes& more) const {
+    const auto& [forward, backward, kind] = key;
+    const auto f = size_t(forward), b = size_t(backward);
+    const double of_f = more.stages[f].F.seconds - t.stages[f].F.seconds,
+                 of_b =
+                     of_action(more.stages[b], kind).seconds - of_action(t.stages[b], kind).seconds;
+    if (of_f <= 0 || of_b <= 0) return (periods_[f] + periods_[b]) / 2;
+    return (periods_[f] * of_f + periods_[b] * of_b) / (of_f + of_b);
+  }
+
   Prediction pipeline(const LaunchPrices& prices, const LaunchCosts& costs) const {
     const PipelineTimes all = all_times(prices);
     const std::vector<StageTimes>& stages = all.stages;
@@ -322,7 +379,7 @@ class StepModel::Recording {
     const schedule::ScheduleCosts c = schedule_costs(all, costs);
     const schedule::Timeline timeline = schedule::simulate(schedule_, c);
     Prediction p;
-    p.times = times_of_rank(stages, c, timeline);
+    p.times = times_of_rank(all, c, timeline);
     const auto flushes = double(plan_.layout.flushes);
     // Only the last flush reduces the gradients; the others are taken to do so, too.
     p.times.add(p.times, flushes - 1);
@@ -341,7 +398,9 @@ class StepModel::Recording {
       c.stages.push_back(cost_of(t));
       c.delayed_wgrad = std::max(c.delayed_wgrad, t.delayed);
     }
-    c.together = all.together;
+    for (const auto& [key, pair] : all.pairs)
+      if (const double alone = all.alone(key).seconds; alone > 0)
+        c.pairs.emplace(key, pair.seconds / alone);
     const double message = message_seconds(costs);
     c.p2p_latency = std::min(message, message_link_.link.latency_s);
     c.p2p_transfer = message - c.p2p_latency;
@@ -357,34 +416,30 @@ class StepModel::Recording {
   }
 
   // Returns the times of the rank that computes longest in one flush, without the bubble.
-  ReplayTimes times_of_rank(const std::vector<StageTimes>& stages,
-                            const schedule::ScheduleCosts& costs,
+  ReplayTimes times_of_rank(const PipelineTimes& all, const schedule::ScheduleCosts& costs,
                             const schedule::Timeline& timeline) const {
+    const std::vector<StageTimes>& stages = all.stages;
     const size_t rank = size_t(std::ranges::max_element(timeline.busy) - timeline.busy.begin());
     const schedule::ActionList& list = schedule_.ranks[rank];
     std::map<std::pair<int64_t, ActionKind>, int64_t> counts;
+    std::map<schedule::PairKey, int64_t> pairs;
     ReplayTimes t;
-    double saved = 0;  // by pairs
+    double counted = 0;  // of the dp lane, by computations
     for (size_t i = 0; i < list.size(); ++i) {
-      if (!is_compute(list[i].kind)) continue;
-      ++counts[{list[i].stage, list[i].kind}];
-      if (list[i].overlaps_next && i + 1 < list.size())
-        for (const schedule::Action* a : {&list[i], &list[i + 1]})
-          saved += (1 - costs.together) * of_action(stages[size_t(a->stage)], a->kind).seconds;
+      const schedule::Action& a = list[i];
+      if (!is_compute(a.kind)) continue;
+      counted += exposed_inside(costs.stages[size_t(a.stage)].dp, a.kind);
+      if (a.overlaps_next && i + 1 < list.size()) {
+        const schedule::Action& b = list[++i];
+        counted += exposed_inside(costs.stages[size_t(b.stage)].dp, b.kind);
+        ++pairs[{a.stage, b.stage, b.kind}];
+      } else {
+        ++counts[{a.stage, a.kind}];
+      }
     }
     for (const auto& [action, count] : counts)
       t.add(of_action(stages[size_t(action.first)], action.second), double(count));
-    // What pairs save is exposed communication of experts; gaps are hidden after it.
-    const auto exposed_by = [&](StreamKind kind) { return &t.exposed[size_t(kind)]; };
-    for (double* hidden : {exposed_by(StreamKind::ep), exposed_by(StreamKind::ep_counts),
-                           exposed_by(StreamKind::control), exposed_by(StreamKind::tp), &t.gaps}) {
-      const double less = std::min(saved, *hidden);
-      *hidden -= less;
-      t.seconds -= less;
-      saved -= less;
-    }
-    t.seconds -= saved;
-    t.compute[size_t(LaunchClass::memory)] -= saved;
+    for (const auto& [key, count] : pairs) t.add(all.of_pair(key), double(count));
     const auto lane = [&](schedule::Lane l) {
       return std::pair{timeline.sums[rank].busy[size_t(l)], timeline.sums[rank].exposed[size_t(l)]};
     };
@@ -398,8 +453,6 @@ class StepModel::Recording {
     add(StreamKind::pp_send, sends, in_sends);
     add(StreamKind::pp_recv, receives, in_receives);
     // The lane also has what actions wait for inside of them, which is counted already.
-    const double counted =
-        t.exposed[size_t(StreamKind::dp_grad)] + t.exposed[size_t(StreamKind::dp_param)];
     add(StreamKind::dp_grad, 0, std::max(0.0, lane(schedule::Lane::dp).second - counted));
     for (const schedule::Action& a : list)
       if (a.kind == ActionKind::unshard)

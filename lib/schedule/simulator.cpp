@@ -124,6 +124,12 @@ class Player {
     }
   }
 
+  // Which share of their times two actions take together.
+  double together(const Action& forward, const Action& backward) const {
+    const auto own = costs_.pairs.find({forward.stage, backward.stage, backward.kind});
+    return own == costs_.pairs.end() ? costs_.together : own->second;
+  }
+
   double delayed(const Action& a) const {
     return a.kind == ActionKind::B ? costs_.delayed_wgrad * cost(a).W : 0;
   }
@@ -235,7 +241,7 @@ class Player {
   void compute(int64_t rank, const Action& a, const Action* b) {
     if (!costs_.parts.empty() && a.kind != ActionKind::W) return run_parts(rank, a, b);
     const double& clock = clock_[size_t(rank)];
-    const double share = b ? costs_.together : 1, begin = clock;
+    const double share = b ? together(a, *b) : 1, begin = clock;
     record(rank, clock + share * length(a));
     if (b) record(rank, clock + share * length(*b));
     timeline_.busy[size_t(rank)] += clock - begin;
@@ -322,8 +328,8 @@ class Player {
 
   void finish_paired(int64_t rank, const Action& forward, const Action& backward) {
     const double tail = costs_.paired_gradient == PairedGradient::at_once ? costs_.forward_tail : 0;
-    finish(backward,
-           clock_[size_t(rank)] - costs_.together * (delayed(backward) + tail * length(forward)));
+    finish(backward, clock_[size_t(rank)] - together(forward, backward) *
+                                                (delayed(backward) + tail * length(forward)));
     paired_[size_t(rank)] = backward;
   }
 

@@ -3,6 +3,8 @@
 // executed()).
 #pragma once
 #include <array>
+#include <map>
+#include <tuple>
 
 #include "schedule/action.h"
 #include "schedule/expert_parts.h"
@@ -30,6 +32,9 @@ struct StageCost {
   Inside tp = {}, cp = {}, dp = {};  // dp: gathers for each use, as without unshard actions
 };
 
+// Actions that run together: the forward's stage, the backward's, and the kind of the backward.
+using PairKey = std::tuple<int64_t, int64_t, ActionKind>;
+
 struct ScheduleCosts {
   std::vector<StageCost> stages{StageCost{}};  // by stage; one entry stands for all of them
   // A message keeps the link from one rank to the other busy for `p2p_transfer` (bytes /
@@ -45,6 +50,7 @@ struct ScheduleCosts {
   // But with PairedGradient::at_once the gradient is sent while the last `forward_tail` of the
   // forward still runs.
   double together = 1, forward_tail = 0;
+  std::map<PairKey, double> pairs;  // shares that differ from `together`
   PairedGradient paired_gradient = PairedGradient::at_end;
   // Without overlap a sender computes nothing until its message has arrived, as in the lists of
   // with_batched_messages(). A message begins when its sender reaches it; in the simulation it does

@@ -182,6 +182,58 @@ TEST_CASE("a pipeline's prediction is near the replay of all ranks at once") {
   WARN("the worst is off by " << 100 * worst << " %");
 }
 
+// Communication slows nothing down, and the traffic of GEMMs counts.
+class Undisturbed : public SheetCosts {
+ public:
+  explicit Undisturbed(const plan::Cluster& c) : SheetCosts(c, {.traffic = 1}) {}
+  double slowdown(device::StreamKind) const override { return 0; }
+};
+
+// Returns how long the launches of a pipeline rank compute, by class.
+ByClass computed_by_rank(const RunPlan& plan, int64_t pp_rank, const LaunchCosts& costs) {
+  LaunchList list;
+  std::vector<uint32_t> numbers;
+  const auto rank = int(pp_rank * plan.mesh.stride(mesh::Axis::pp));
+  for (const device::LaunchRecord& r : record_step(plan, rank).records.items())
+    if (!r.waits_for && r.stream.kind == device::StreamKind::compute)
+      numbers.push_back(list.number_of(r, nullptr));
+  const LaunchPrices prices = list.price(costs);
+  ByClass sums{};
+  for (const uint32_t n : numbers) sums[size_t(list.class_of(n))] += prices.seconds[n];
+  return sums;
+}
+
+TEST_CASE("a predicted pipeline computes what one of its ranks has enqueued") {
+  const Changes pp{"distributed.pp_size=2", "train.global_batch_size=32",
+                   "train.micro_batch_size=1"},
+      pairs = predict_cases::with_experts(
+          {"distributed.ep_size=2", "distributed.strategy=megatron_ddp",
+           "comm_overlap.overlap_moe_expert_parallel_comm=true", "distributed.vpp_size=2",
+           "distributed.pipeline.pp_schedule=interleaved_1f1b"});
+  const predict_cases::Case cases[] = {
+      {4, pairs},
+  };
+  for (const predict_cases::Case& one : cases) {
+    INFO(predict_cases::describe(one));
+    const RunPlan plan = predict_cases::plan_of(one, pp);
+    const plan::Cluster c = cluster(2);
+    const Undisturbed costs(c);
+    const Prediction p = StepModel(plan, c).price(costs);
+    double nearest = 1;
+    for (int64_t rank = 0; rank < plan.layout.pp; ++rank) {
+      const ByClass real = computed_by_rank(plan, rank, costs);
+      double worst = 0, sum = 0;
+      for (const double seconds : real) sum += seconds;
+      for (size_t i = 0; i < real.size(); ++i)
+        worst = std::max(worst, std::abs(p.times.compute[i] - real[i]) / sum);
+      nearest = std::min(nearest, worst);
+    }
+    CHECK(nearest < 1e-4);
+    CHECK(sum(p.parts()) == Approx(p.step_s));
+    for (const double seconds : p.times.compute) CHECK(seconds >= 0);
+  }
+}
+
 TEST_CASE("a scope names its action") {
   const auto b = action_of("1B12 > layers.3.attention");
   REQUIRE(b);
