@@ -26,25 +26,23 @@ int rank_of_stage(const RunPlan& plan, int64_t pp_rank) {
   return int(pp_rank * plan.mesh.stride(mesh::Axis::pp));
 }
 
-// The costs of a stage's actions.
+// The costs of a stage's actions: the means over the micro-batches of a step.
 struct StageTimes {
-  ReplayTimes F, B, I, W;  // B: I and W together
-  double first = 0;        // by how much the first forward takes longer than the others
-  double reduce = 0;  // by how much the gradients are ready later than after another micro-batch
-  double gather = 0;
-  double delayed = 0;   // share of W
-  ByStreamKind last{};  // how long streams are at work for the last gradients beyond other ones
+  ReplayTimes F, B, I, W;  // B: I and W together; F: of all forwards but the first
+  ReplayTimes first;       // what the first forward takes more than the others
+  ReplayTimes gather;
+  double reduce = 0;   // how long the gradients take longer than the computations before them
+  double delayed = 0;  // share of W
 
   // Adds a multiple of the difference to the times of a stage with more layers.
   void extrapolate(const StageTimes& more, double times) {
-    for (const auto member : {&StageTimes::F, &StageTimes::B, &StageTimes::I, &StageTimes::W})
+    first = extrapolated(first, more.first, times);
+    for (const auto member : {&StageTimes::F, &StageTimes::B, &StageTimes::I, &StageTimes::W,
+                              &StageTimes::gather}) {
       (this->*member) = extrapolated(this->*member, more.*member, times);
-    for (const auto member : {&StageTimes::F, &StageTimes::B, &StageTimes::I, &StageTimes::W})
       (this->*member).make_positive();
-    for (const auto member : {&StageTimes::first, &StageTimes::reduce, &StageTimes::gather})
-      this->*member += times * (more.*member - this->*member);
-    for (size_t kind = 0; kind < kStreamKinds; ++kind)
-      last[kind] += times * (more.last[kind] - last[kind]);
+    }
+    reduce = std::max(0.0, reduce + times * (more.reduce - reduce));
   }
   static ReplayTimes extrapolated(ReplayTimes fewer, const ReplayTimes& more, double times) {
     ReplayTimes difference = more;
@@ -70,7 +68,7 @@ schedule::StageCost cost_of(const StageTimes& t) {
   return {.F = t.F.seconds,
           .I = t.I.seconds,
           .W = t.W.seconds,
-          .gather = t.gather,
+          .gather = t.gather.seconds,
           .reduce = t.reduce,
           .tp = inside(t, {StreamKind::tp}),
           .cp = inside(t, {StreamKind::cp}),
@@ -179,6 +177,7 @@ class StepModel::Recording {
     p.times = times(steps_[0]);
     if (steps_.size() > 1)
       p.times = StageTimes::extrapolated(p.times, times(steps_[1]), periods_[0]);
+    p.times.make_positive();
     return p;
   }
 
@@ -217,10 +216,10 @@ class StepModel::Recording {
 
   void record_pipeline(RunPlan plan, bool all, GroupLinks& links) {
     plan.layout.flushes = 1;
-    const std::optional<RunPlan> two = all ? std::nullopt : with_two_micro_batches(plan);
+    const std::optional<RunPlan> three = all ? std::nullopt : with_three_micro_batches(plan);
     const FewMicroBatches few = few_micro_batches(plan);
-    if (two)
-      plan = *two;
+    if (three)
+      plan = *three;
     else if (!all && further_groups(plan, few) > 0)
       plan = with_micro_batches(std::move(plan), few.few);
     else
@@ -249,33 +248,40 @@ class StepModel::Recording {
   ReplayTimes times_of(const LaunchSequence& s, const LaunchPrices& prices) const {
     return replay(s, list_, prices, ReplayEnd::compute);
   }
-  double full_time_of(const LaunchSequence& s, const LaunchPrices& prices) const {
-    return replay(s, list_, prices, ReplayEnd::all_streams).seconds;
+  // Returns the mean over the micro-batches of a step.
+  ReplayTimes times_of(const MicroBatchSequences& s, const LaunchPrices& prices) const {
+    if (s.empty()) return {};
+    const auto all = double(plan_.layout.step_micro_batches());
+    ReplayTimes t = times_of(s.last, prices);
+    if (all < 2) return t;
+    t.add(times_of(s.first, prices));
+    if (all > 2) t.add(times_of(s.middle, prices), all - 2);
+    ReplayTimes mean;
+    return mean.add(t, 1 / all);
   }
 
   StageTimes times_of(const StageSequences& s, const LaunchPrices& prices) const {
-    const auto of = [&](ActionKind kind) { return times_of(s.actions[size_t(kind)], prices); };
-    StageTimes t{.F = of(ActionKind::F)};
-    ReplayTimes backward = of(ActionKind::B);
-    if (!s.actions[size_t(ActionKind::I)].empty()) {
-      t.I = of(ActionKind::I);
-      t.W = of(ActionKind::W);
-      t.B = t.I;
-      t.B.add(t.W);
+    const auto of = [&](ActionKind kind) -> const MicroBatchSequences& {
+      return s.actions[size_t(kind)];
+    };
+    const MicroBatchSequences& forwards = of(ActionKind::F);
+    StageTimes t{.F = times_of(forwards.middle, prices)};
+    t.first = times_of(forwards.first, prices);
+    t.first.add(t.F, -1);
+    if (t.first.seconds < 0) t.first = {};
+    if (!of(ActionKind::I).empty()) {
+      t.I = times_of(of(ActionKind::I), prices);
+      t.W = times_of(of(ActionKind::W), prices);
     } else {
-      t.I = backward;
+      t.I = times_of(of(ActionKind::B), prices);
       t.W = times_of(s.delayed, prices);
       t.delayed = s.delayed.empty() ? 0 : 1;
-      t.B = t.I;
-      t.B.add(t.W);
     }
-    t.first = std::max(0.0, times_of(s.first_forward, prices).seconds - t.F.seconds);
-    const ReplayTimes& usual = s.last_kind == ActionKind::B ? t.B : t.W;
-    const ReplayTimes last = replay(s.last_gradients, list_, prices, ReplayEnd::all_streams);
-    t.reduce = std::max(0.0, last.seconds - usual.seconds);
-    for (const StreamKind kind : {StreamKind::dp_grad, StreamKind::dp_param})
-      t.last[size_t(kind)] = std::max(0.0, last.busy[size_t(kind)] - usual.busy[size_t(kind)]);
-    t.gather = full_time_of(s.gather, prices);
+    t.B = t.I;
+    t.B.add(t.W);
+    t.reduce = replay(s.last_gradients, list_, prices, ReplayEnd::all_streams).seconds -
+               times_of(s.last_gradients, prices).seconds;
+    t.gather = replay(s.gather, list_, prices, ReplayEnd::all_streams);
     return t;
   }
 
@@ -373,7 +379,8 @@ class StepModel::Recording {
   Prediction pipeline(const LaunchPrices& prices, const LaunchCosts& costs) const {
     const PipelineTimes all = all_times(prices);
     const std::vector<StageTimes>& stages = all.stages;
-    const double first = std::ranges::max(stages, {}, &StageTimes::first).first;
+    const ReplayTimes first =
+        std::ranges::max(stages, {}, [](const StageTimes& t) { return t.first.seconds; }).first;
     const ReplayTimes before = std::ranges::max(all.before, {}, &ReplayTimes::seconds),
                       after = std::ranges::max(all.after, {}, &ReplayTimes::seconds);
     const schedule::ScheduleCosts c = schedule_costs(all, costs);
@@ -385,9 +392,8 @@ class StepModel::Recording {
     p.times.add(p.times, flushes - 1);
     const double step = timeline.step * flushes;
     p.bubble_s = std::max(0.0, step - p.times.seconds);
-    p.times.add(before).add(after);
-    p.times.exposed[size_t(StreamKind::dp_param)] += first;
-    p.times.seconds += first;
+    p.times.add(before).add(after).add(first);
+    p.times.make_positive();
     return p;
   }
 
@@ -456,11 +462,7 @@ class StepModel::Recording {
     add(StreamKind::dp_grad, 0, std::max(0.0, lane(schedule::Lane::dp).second - counted));
     for (const schedule::Action& a : list)
       if (a.kind == ActionKind::unshard)
-        add(StreamKind::dp_param, stages[size_t(a.stage)].gather, 0);
-    for (size_t stage = 0; stage < stages.size(); ++stage)
-      if (schedule_.rank_of(int64_t(stage)) == int64_t(rank))
-        for (const StreamKind kind : {StreamKind::dp_grad, StreamKind::dp_param})
-          add(kind, stages[stage].last[size_t(kind)], 0);
+        add(StreamKind::dp_param, stages[size_t(a.stage)].gather.seconds, 0);
     return t;
   }
 

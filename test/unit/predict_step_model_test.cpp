@@ -212,6 +212,11 @@ TEST_CASE("a predicted pipeline computes what one of its ranks has enqueued") {
            "distributed.pipeline.pp_schedule=interleaved_1f1b"});
   const predict_cases::Case cases[] = {
       {4, pairs},
+      {2, {"distributed.pipeline.pp_schedule=1f1b"}},
+      {2, {"distributed.pipeline.pp_schedule=zero_bubble"}},
+      {2, {"distributed.vpp_size=2", "distributed.pipeline.pp_schedule=interleaved_1f1b"}},
+      {4, {"distributed.pipeline.pp_schedule=1f1b", "distributed.strategy=fsdp2"}},
+      {4, {"distributed.pipeline.pp_schedule=1f1b", "distributed.strategy=megatron_ddp"}},
   };
   for (const predict_cases::Case& one : cases) {
     INFO(predict_cases::describe(one));
