@@ -94,6 +94,21 @@ double exposed_inside(const schedule::StageCost::Inside& c, ActionKind kind) {
   }
 }
 
+// Returns the lists of several flushes, one after the other. Gradients are reduced in the last one.
+schedule::Schedule repeated(schedule::Schedule flush, int64_t times) {
+  for (schedule::ActionList& list : flush.ranks) {
+    const schedule::ActionList once = list;
+    for (int64_t i = 1; i < times; ++i)
+      for (schedule::Action a : once) {
+        if (is_compute(a.kind) || is_send(a.kind) || is_receive(a.kind))
+          a.micro_batch += i * flush.micro_batches;
+        list.push_back(a);
+      }
+  }
+  flush.micro_batches *= times;
+  return flush;
+}
+
 using PairTimes = std::map<schedule::PairKey, ReplayTimes>;
 
 // The pairs of passes that run together, each kind once.
@@ -123,7 +138,7 @@ class StepModel::Recording {
     record(few ? few->fewer : plan);
     if (few) record(few->more);
     if (plan.layout.pp == 1) return;
-    schedule_ = plan::executed_schedule(plan_);
+    schedule_ = repeated(plan::executed_schedule(plan_), plan_.layout.flushes);
     message_link_ = links.between_stages();
   }
 
@@ -223,7 +238,7 @@ class StepModel::Recording {
     else if (!all && further_groups(plan, few) > 0)
       plan = with_micro_batches(std::move(plan), few.few);
     else
-      plan = with_micro_batches(plan, plan.layout.micro_batches);
+      plan = with_micro_batches(plan, plan.layout.micro_batches);  // of one flush
     const schedule::Schedule lists = plan::executed_schedule(plan);
     RecordedPipeline& recorded = pipelines_.emplace_back();
     recorded.micro_batches = plan.layout.micro_batches;
@@ -330,7 +345,7 @@ class StepModel::Recording {
       // The micro-batches that were not recorded also upload their tokens.
       for (const uint32_t upload : rank.uploads) {
         ReplayTimes& before = t.before.back();
-        const auto more = double(plan_.layout.micro_batches - recorded.micro_batches);
+        const auto more = double(plan_.layout.step_micro_batches() - recorded.micro_batches);
         before.compute[size_t(LaunchClass::memory)] += more * prices.seconds[upload];
         before.gaps += more * prices.gap;
         before.seconds += more * (prices.seconds[upload] + prices.gap);
@@ -387,11 +402,7 @@ class StepModel::Recording {
     const schedule::Timeline timeline = schedule::simulate(schedule_, c);
     Prediction p;
     p.times = times_of_rank(all, c, timeline);
-    const auto flushes = double(plan_.layout.flushes);
-    // Only the last flush reduces the gradients; the others are taken to do so, too.
-    p.times.add(p.times, flushes - 1);
-    const double step = timeline.step * flushes;
-    p.bubble_s = std::max(0.0, step - p.times.seconds);
+    p.bubble_s = std::max(0.0, timeline.step - p.times.seconds);
     p.times.add(before).add(after).add(first);
     p.times.make_positive();
     return p;
@@ -421,7 +432,7 @@ class StepModel::Recording {
     return seconds;
   }
 
-  // Returns the times of the rank that computes longest in one flush, without the bubble.
+  // Returns the times of the rank that computes longest, without the bubble.
   ReplayTimes times_of_rank(const PipelineTimes& all, const schedule::ScheduleCosts& costs,
                             const schedule::Timeline& timeline) const {
     const std::vector<StageTimes>& stages = all.stages;
@@ -474,7 +485,7 @@ class StepModel::Recording {
   std::vector<RecordedPipeline> pipelines_;
   std::vector<double> periods_;  // by stage: how often the difference of the two follows
   int64_t further_ = 0;          // how often the difference of a WholeStep follows
-  // Of a pipeline: the lists of a flush.
+  // Of a pipeline: the lists of all flushes of a step.
   schedule::Schedule schedule_;
   plan::GroupLink message_link_;
 };

@@ -239,6 +239,33 @@ TEST_CASE("a predicted pipeline computes what one of its ranks has enqueued") {
   }
 }
 
+TEST_CASE("gradients are reduced in the last flush of a step alone") {
+  const auto predicted_with = [](int64_t local) {
+    Diagnostics diagnostics;
+    const Recipe r = plan::load_recipe_text(
+        interchange::model_source(),
+        fmt::format("model: {{architecture: llama, num_layers: 4, hidden_size: 64, "
+                    "num_attention_heads: 4, ffn_hidden_size: 96}}\n"
+                    "dataset: {{train: unused, seq_length: 32}}\n"
+                    "step_scheduler: {{global_batch_size: 32, local_batch_size: {}, max_steps: 20}}\n"
+                    "distributed: {{pp_size: 2, strategy: megatron_ddp, "
+                    "pipeline: {{pp_schedule: 1f1b, pp_microbatch_size: 1}}}}\n"
+                    "mixed_precision: fp32\ntrain: {{run_dir: unused}}\n",
+                    local),
+        "flushes.yaml", {}, diagnostics, 4);
+    diagnostics.throw_if_errors();
+    const RunPlan plan = plan::make_plan(r, 4, 256);
+    CHECK(plan.layout.flushes == 16 / local);
+    return predicted(plan);
+  };
+  const Prediction one = predicted_with(16), four = predicted_with(4);
+  CHECK(one.busy("dp") > 0);
+  CHECK(four.busy("dp") == Approx(one.busy("dp")).epsilon(1e-6));
+  CHECK(four.busy("pp") == Approx(one.busy("pp")).epsilon(1e-6));
+  CHECK(four.step_s > one.step_s);  // by three bubbles
+  CHECK(four.bubble_s > 2 * one.bubble_s);
+}
+
 TEST_CASE("a scope names its action") {
   const auto b = action_of("1B12 > layers.3.attention");
   REQUIRE(b);
