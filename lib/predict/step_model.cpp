@@ -139,7 +139,12 @@ class StepModel::Recording {
     if (few) record(few->more);
     if (plan.layout.pp == 1) return;
     schedule_ = repeated(plan::executed_schedule(plan_), plan_.layout.flushes);
-    message_link_ = links.between_stages();
+    for (const schedule::ActionList& list : schedule_.ranks)
+      for (const schedule::Action& a : list)
+        if (is_send(a.kind)) {
+          const std::pair hop{int64_t(&list - schedule_.ranks.data()), a.peer};
+          if (!hops_.contains(hop)) hops_.emplace(hop, links.between(hop.first, hop.second));
+        }
   }
 
   PlayedPipeline play(const LaunchCosts& costs) const {
@@ -418,18 +423,33 @@ class StepModel::Recording {
     for (const auto& [key, pair] : all.pairs)
       if (const double alone = all.alone(key).seconds; alone > 0)
         c.pairs.emplace(key, pair.seconds / alone);
-    const double message = message_seconds(costs);
-    c.p2p_latency = std::min(message, message_link_.link.latency_s);
-    c.p2p_transfer = message - c.p2p_latency;
+    for (const auto& [hop, link] : hops_) {
+      // A message without bytes takes the latency.
+      const LaunchCost message = message_cost(hop, link, costs, true);
+      const double latency = std::min(message.seconds, message_cost(hop, link, costs, false).seconds);
+      c.messages[hop] = {.latency = latency,
+                         .transfer = message.seconds - latency,
+                         .link = link_of_messages(link)};
+    }
     return c;
   }
 
-  double message_seconds(const LaunchCosts& costs) const {
-    double seconds = 0;
-    for (const PipelineRankSequences& rank : pipelines_[0].ranks)
-      if (rank.send)
-        seconds = std::max(seconds, costs.cost(list_.work(*rank.send), &message_link_).seconds);
-    return seconds;
+  // A rank has a link in its domain, and another one to the network. An emulated link carries all.
+  int64_t link_of_messages(const plan::GroupLink& hop) const {
+    const plan::CommOptions& comm = plan_.comm;
+    const bool emulated = comm.link_latency_us > 0 || comm.link_gbps > 0;
+    return emulated || hop.in_domain() ? 0 : 1;
+  }
+
+  // Returns what the largest message of a rank takes, or an empty one.
+  LaunchCost message_cost(const std::pair<int64_t, int64_t>& hop, const plan::GroupLink& link,
+                          const LaunchCosts& costs, bool full) const {
+    const RecordedPipeline& recorded = pipelines_[0];
+    const auto& send = recorded.ranks[recorded.of_rank[size_t(hop.first)]].send;
+    MT_CHECK(send, "rank {} of the pipeline sends, but has recorded no message", hop.first);
+    LaunchWork work = list_.work(*send);
+    if (!full) work.wire_bytes = 0;
+    return costs.cost(work, &link);
   }
 
   // Returns the times of the rank that computes longest, without the bubble.
@@ -487,7 +507,7 @@ class StepModel::Recording {
   int64_t further_ = 0;          // how often the difference of a WholeStep follows
   // Of a pipeline: the lists of all flushes of a step.
   schedule::Schedule schedule_;
-  plan::GroupLink message_link_;
+  std::map<std::pair<int64_t, int64_t>, plan::GroupLink> hops_;  // by sender and receiver
 };
 
 StepModel::StepModel(const RunPlan& plan, const plan::Cluster& cluster, RecordedParts parts)

@@ -5,6 +5,7 @@
 #include <array>
 #include <map>
 #include <tuple>
+#include <utility>
 
 #include "schedule/action.h"
 #include "schedule/expert_parts.h"
@@ -32,6 +33,13 @@ struct StageCost {
   Inside tp = {}, cp = {}, dp = {};  // dp: gathers for each use, as without unshard actions
 };
 
+// What a message from one rank to another takes, as the p2p figures of ScheduleCosts. The messages
+// of a rank over one link follow each other.
+struct MessageCost {
+  double latency = 0, transfer = 0;
+  int64_t link = 0;
+};
+
 // Actions that run together: the forward's stage, the backward's, and the kind of the backward.
 using PairKey = std::tuple<int64_t, int64_t, ActionKind>;
 
@@ -43,6 +51,8 @@ struct ScheduleCosts {
   double p2p_latency = 0, p2p_transfer = 0;
   // A rank has one link for the messages to all others, as comm.link emulates it.
   bool one_link = false;
+  // By sender and receiver: messages that do not take the figures above.
+  std::map<std::pair<int64_t, int64_t>, MessageCost> messages;
   // The share of W that a B computes after its input gradient has been sent. Without overlap
   // nothing is sent before the B ends.
   double delayed_wgrad = 0;
