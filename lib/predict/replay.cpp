@@ -1,10 +1,10 @@
 #include "predict/replay.h"
 
 #include <algorithm>
-#include <limits>
 #include <numeric>
 
 #include "base/error.h"
+#include "predict/contention.h"
 
 namespace mtrain::predict {
 
@@ -97,6 +97,14 @@ ReplayTimes& ReplayTimes::add(const ReplayTimes& more, double times) {
   return *this;
 }
 
+void ReplayTimes::slow_down(double by) {
+  const double computed = std::accumulate(compute.begin(), compute.end(), 0.0);
+  if (computed <= 0) return;
+  for (double& part : compute) part *= 1 + by / computed;
+  busy[size_t(device::StreamKind::compute)] += by;
+  seconds += by;
+}
+
 void ReplayTimes::make_positive() {
   double positive = 0;
   const auto for_parts = [&](const auto& f) {
@@ -137,47 +145,6 @@ double remove(const std::vector<Interval>& runs, std::vector<Interval>& left) {
   left = std::move(rest);
   return removed;
 }
-
-// Times in which communication runs, for computations that it slows down. Both come in the order of
-// time: those of a stream, and the computations.
-class Contention {
- public:
-  explicit Contention(const ByStreamKind& slowdown)
-      : slowdown_(slowdown), any_(std::ranges::any_of(slowdown, [](double s) { return s > 0; })) {}
-
-  void runs(device::StreamKind kind, double begin, double end) {
-    if (any_ && slowdown_[size_t(kind)] > 0 && end > begin)
-      intervals_.push_back({begin, end, slowdown_[size_t(kind)]});
-  }
-
-  // Returns when a computation ends that begins now and takes so long alone.
-  double end_of(double begin, double seconds) {
-    if (!any_) return begin + seconds;
-    std::erase_if(intervals_, [&](const Slow& i) { return i.end <= begin; });
-    double now = begin, left = seconds;
-    while (true) {
-      // Several communications slow a computation down like the one that does it most.
-      double slowdown = 0, next = std::numeric_limits<double>::infinity();
-      for (const Slow& i : intervals_) {
-        if (i.end <= now) continue;
-        if (i.begin <= now) slowdown = std::max(slowdown, i.slowdown);
-        next = std::min(next, i.begin <= now ? i.end : i.begin);
-      }
-      const double end = now + left * (1 + slowdown);
-      if (end <= next) return end;
-      left -= (next - now) / (1 + slowdown);
-      now = next;
-    }
-  }
-
- private:
-  struct Slow {
-    double begin, end, slowdown;
-  };
-  const ByStreamKind slowdown_;
-  const bool any_;
-  std::vector<Slow> intervals_;
-};
 
 }  // namespace
 

@@ -92,6 +92,8 @@ struct ReplayTimes {
 
   // Adds another time, or a multiple of it.
   ReplayTimes& add(const ReplayTimes& more, double times = 1);
+  // Makes the computations longer by so many seconds.
+  void slow_down(double by);
   // Makes the parts of an extrapolated time positive, without a change of their sum.
   void make_positive();
 };

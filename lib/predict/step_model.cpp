@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "plan/executed_schedule.h"
+#include "predict/contention.h"
 #include "predict/group_links.h"
 #include "predict/recorded_step.h"
 #include "predict/shorter_step.h"
@@ -149,8 +150,7 @@ class StepModel::Recording {
 
   PlayedPipeline play(const LaunchCosts& costs) const {
     MT_CHECK(plan_.layout.pp > 1, "a picture of one stage");
-    return {schedule_,
-            schedule::simulate(schedule_, schedule_costs(all_times(list_.price(costs)), costs))};
+    return {schedule_, played(list_.price(costs), costs).timeline};
   }
 
   Prediction price(const LaunchCosts& costs) const {
@@ -397,20 +397,130 @@ class StepModel::Recording {
   }
 
   Prediction pipeline(const LaunchPrices& prices, const LaunchCosts& costs) const {
-    const PipelineTimes all = all_times(prices);
+    const PlayedTimes played_times = played(prices, costs);
+    const PipelineTimes& all = played_times.times;
     const std::vector<StageTimes>& stages = all.stages;
     const ReplayTimes first =
         std::ranges::max(stages, {}, [](const StageTimes& t) { return t.first.seconds; }).first;
     const ReplayTimes before = std::ranges::max(all.before, {}, &ReplayTimes::seconds),
                       after = std::ranges::max(all.after, {}, &ReplayTimes::seconds);
-    const schedule::ScheduleCosts c = schedule_costs(all, costs);
-    const schedule::Timeline timeline = schedule::simulate(schedule_, c);
     Prediction p;
-    p.times = times_of_rank(all, c, timeline);
-    p.bubble_s = std::max(0.0, timeline.step - p.times.seconds);
+    p.times = times_of_rank(all, played_times.costs, played_times.timeline);
+    p.bubble_s = std::max(0.0, played_times.timeline.step - p.times.seconds);
     p.times.add(before).add(after).add(first);
     p.times.make_positive();
     return p;
+  }
+
+  // The lists, played with the times of their actions.
+  struct PlayedTimes {
+    PipelineTimes times;
+    schedule::ScheduleCosts costs;
+    schedule::Timeline timeline;
+  };
+
+  PlayedTimes played(const LaunchPrices& prices, const LaunchCosts& costs) const {
+    PlayedTimes p{.times = all_times(prices)};
+    p.costs = schedule_costs(p.times, costs);
+    p.timeline = schedule::simulate(schedule_, p.costs);
+    const auto slows = [&](StreamKind kind) { return prices.slowdown[size_t(kind)] > 0; };
+    if (slows(StreamKind::pp_send) || slows(StreamKind::pp_recv) || slows(StreamKind::dp_grad) ||
+        slows(StreamKind::dp_param)) {
+      // The first time the lists are played shows which computations run beside communication.
+      slow_down(p, prices);
+      p.costs = schedule_costs(p.times, costs);
+      p.timeline = schedule::simulate(schedule_, p.costs);
+    }
+    return p;
+  }
+
+  // Communication of a rank that is not part of its computations: messages, gathers of stages, and
+  // reductions after a stage's last backward; in the order in which they begin.
+  struct Outside {
+    StreamKind kind;
+    double begin, end;
+  };
+  std::vector<Outside> outside(const PlayedTimes& p, size_t rank) const {
+    std::vector<Outside> all;
+    for (const schedule::LaneTime& t : p.timeline.lanes[rank]) {
+      const schedule::Action& a = schedule_.ranks[rank][t.action];
+      switch (t.lane) {
+        case schedule::Lane::pp_send: all.push_back({StreamKind::pp_send, t.begin, t.end}); break;
+        case schedule::Lane::pp_receive: {
+          // Before its transfer, the message may wait for others on the sender's link.
+          const schedule::MessageCost& m = p.costs.messages.at({a.peer, int64_t(rank)});
+          const double begin = std::max(t.begin, t.end - m.latency - m.transfer);
+          all.push_back({StreamKind::pp_recv, begin, t.end});
+          break;
+        }
+        case schedule::Lane::dp:
+          if (a.kind == ActionKind::unshard)
+            all.push_back({StreamKind::dp_param, t.begin, t.end});
+          else if (t.begin >= p.timeline.times[rank][t.action].end)
+            all.push_back({StreamKind::dp_grad, t.begin, t.end});
+          break;
+        default: break;
+      }
+    }
+    std::ranges::sort(all, {}, &Outside::begin);
+    return all;
+  }
+
+  // Makes each action longer by what communication outside of it slows it down in the mean.
+  void slow_down(PlayedTimes& p, const LaunchPrices& prices) const {
+    struct Sum {
+      double seconds = 0;
+      int64_t count = 0;
+      void add(double s) { seconds += s, ++count; }
+      double mean() const { return count > 0 ? seconds / double(count) : 0; }
+    };
+    std::map<std::pair<int64_t, ActionKind>, Sum> sums;
+    std::map<schedule::PairKey, Sum> pairs;
+    for (size_t rank = 0; rank < schedule_.ranks.size(); ++rank) {
+      const schedule::ActionList& list = schedule_.ranks[rank];
+      const std::vector<schedule::ActionTime>& times = p.timeline.times[rank];
+      const std::vector<Outside> all = outside(p, rank);
+      auto next = all.begin();
+      Contention contention(prices.slowdown);
+      // The part of an action that it computes may be slowed down; in the rest it waits.
+      const auto longer = [&](double begin, double end, const ReplayTimes& t) {
+        if (t.seconds <= 0) return 0.0;
+        for (; next != all.end() && next->begin < begin + 2 * (end - begin); ++next)
+          contention.runs(next->kind, next->begin, next->end);
+        const double computed = std::accumulate(t.compute.begin(), t.compute.end(), 0.0);
+        return (contention.end_of(begin, end - begin) - end) * computed / t.seconds;
+      };
+      for (size_t i = 0; i < list.size(); ++i) {
+        const schedule::Action& a = list[i];
+        if (!is_compute(a.kind)) continue;
+        const double begin = times[i].begin;
+        const StageTimes& stage = p.times.stages[size_t(a.stage)];
+        if (a.overlaps_next && i + 1 < list.size()) {
+          const schedule::Action& b = list[++i];
+          const schedule::PairKey key{a.stage, b.stage, b.kind};
+          pairs[key].add(longer(begin, times[i].end, p.times.of_pair(key)));
+          continue;
+        }
+        const double more = longer(begin, times[i].end, of_action(stage, a.kind));
+        if (a.kind == ActionKind::B) {
+          const double of_I = stage.B.seconds > 0 ? stage.I.seconds / stage.B.seconds : 1;
+          sums[{a.stage, ActionKind::I}].add(more * of_I);
+          sums[{a.stage, ActionKind::W}].add(more * (1 - of_I));
+        } else {
+          sums[{a.stage, a.kind}].add(more);
+        }
+      }
+    }
+    for (auto& [key, times] : p.times.pairs) times.slow_down(pairs[key].mean());
+    for (size_t s = 0; s < p.times.stages.size(); ++s) {
+      StageTimes& stage = p.times.stages[s];
+      const auto mean = [&](ActionKind kind) { return sums[{int64_t(s), kind}].mean(); };
+      stage.F.slow_down(mean(ActionKind::F));
+      stage.I.slow_down(mean(ActionKind::I));
+      stage.W.slow_down(mean(ActionKind::W));
+      stage.B = stage.I;
+      stage.B.add(stage.W);
+    }
   }
 
   schedule::ScheduleCosts schedule_costs(const PipelineTimes& all, const LaunchCosts& costs) const {
