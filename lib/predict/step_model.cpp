@@ -405,7 +405,7 @@ class StepModel::Recording {
     const ReplayTimes before = std::ranges::max(all.before, {}, &ReplayTimes::seconds),
                       after = std::ranges::max(all.after, {}, &ReplayTimes::seconds);
     Prediction p;
-    p.times = times_of_rank(all, played_times.costs, played_times.timeline);
+    p.times = times_of_rank(played_times);
     p.bubble_s = std::max(0.0, played_times.timeline.step - p.times.seconds);
     p.times.add(before).add(after).add(first);
     p.times.make_positive();
@@ -417,10 +417,13 @@ class StepModel::Recording {
     PipelineTimes times;
     schedule::ScheduleCosts costs;
     schedule::Timeline timeline;
+    std::set<std::pair<int64_t, int64_t>> unknown_hops;  // whose messages' costs are extrapolated
   };
 
   PlayedTimes played(const LaunchPrices& prices, const LaunchCosts& costs) const {
     PlayedTimes p{.times = all_times(prices)};
+    for (const auto& [hop, link] : hops_)
+      if (!message_cost(hop, link, costs, true).known) p.unknown_hops.insert(hop);
     p.costs = schedule_costs(p.times, costs);
     p.timeline = schedule::simulate(schedule_, p.costs);
     const auto slows = [&](StreamKind kind) { return prices.slowdown[size_t(kind)] > 0; };
@@ -563,8 +566,8 @@ class StepModel::Recording {
   }
 
   // Returns the times of the rank that computes longest, without the bubble.
-  ReplayTimes times_of_rank(const PipelineTimes& all, const schedule::ScheduleCosts& costs,
-                            const schedule::Timeline& timeline) const {
+  ReplayTimes times_of_rank(const PlayedTimes& played) const {
+    const auto& [all, costs, timeline, unknown_hops] = played;
     const std::vector<StageTimes>& stages = all.stages;
     const size_t rank = size_t(std::ranges::max_element(timeline.busy) - timeline.busy.begin());
     const schedule::ActionList& list = schedule_.ranks[rank];
@@ -601,9 +604,20 @@ class StepModel::Recording {
     add(StreamKind::pp_recv, receives, in_receives);
     // The lane also has what actions wait for inside of them, which is counted already.
     add(StreamKind::dp_grad, 0, std::max(0.0, lane(schedule::Lane::dp).second - counted));
-    for (const schedule::Action& a : list)
-      if (a.kind == ActionKind::unshard)
-        add(StreamKind::dp_param, stages[size_t(a.stage)].gather.seconds, 0);
+    for (const schedule::Action& a : list) {
+      if (a.kind == ActionKind::unshard) {
+        const ReplayTimes& gather = stages[size_t(a.stage)].gather;
+        add(StreamKind::dp_param, gather.seconds, 0);
+        t.unknown += gather.unknown;
+      }
+      if (!is_send(a.kind) && !is_receive(a.kind)) continue;
+      const std::pair hop = is_send(a.kind) ? std::pair{int64_t(rank), a.peer}
+                                            : std::pair{a.peer, int64_t(rank)};
+      if (unknown_hops.contains(hop)) {
+        const schedule::MessageCost& m = costs.messages.at(hop);
+        t.unknown += m.latency + m.transfer;
+      }
+    }
     return t;
   }
 

@@ -426,6 +426,62 @@ TEST_CASE("a group's link is that of the slowest group along its axes") {
   }
 }
 
+// The costs of messages, and of the streams of data parallelism, are extrapolated.
+class Unmeasured : public SheetCosts {
+ public:
+  explicit Unmeasured(const plan::Cluster& c) : SheetCosts(c, {}) {}
+  LaunchCost cost(const LaunchWork& launch, const plan::GroupLink* link) const override {
+    LaunchCost c = SheetCosts::cost(launch, link);
+    c.known = !link;
+    return c;
+  }
+};
+
+TEST_CASE("communication between computations counts as extrapolated, too") {
+  const plan::Cluster c = cluster();
+  const Unmeasured costs(c);
+  const auto expect_all_unknown = [&](int ranks, const Changes& changes) {
+    INFO(fmt::format("{}", fmt::join(changes, " ")));
+    const Prediction p = StepModel(plan_of(ranks, changes), c).price(costs);
+    double busy = 0;
+    for (const char* axis : {"tp", "cp", "ep", "dp"}) busy += p.busy(axis);
+    CHECK(p.times.unknown >= 0.99 * busy);
+    // A message is at work for its receiver also while it waits for the link.
+    CHECK(p.times.unknown <= 1.01 * (busy + p.busy("pp")));
+    CHECK((p.busy("pp") == 0 || p.times.unknown > busy));
+  };
+  const Changes pp{"distributed.pp_size=2", "distributed.pipeline.pp_schedule=1f1b"};
+  expect_all_unknown(2, pp);
+  for (const char* strategy : {"fsdp2", "megatron_ddp"}) {
+    Changes sharded = pp;
+    sharded.push_back(fmt::format("distributed.strategy={}", strategy));
+    expect_all_unknown(4, sharded);
+  }
+}
+
+TEST_CASE("a calibration that says little of the step widens the band") {
+  plan::Cluster c = cluster();
+  const RunPlan plan = plan_of(1, {});
+  CHECK(band_of(plan, c, 0).share == 0.4);
+  c.calibration = "m.yaml";
+  CHECK(band_of(plan, c, 0.05).share == 0.1);
+  CHECK(band_of(plan, c, 0.2).share == 0.3);
+  CHECK(band_of(plan, c, 0.8).share == 0.4);
+}
+
+// A training measures the peak of its rank's threads, and CPUs compute fp16 as fp32.
+TEST_CASE("MFU is over the peak that a training's log takes") {
+  plan::Cluster c = cluster();
+  c.fp32_flops = 1e12, c.bf16_flops = 3e12, c.fp8_flops = 7e12;
+  const auto peak = [&](const Changes& changes) { return peak_flops(plan_of(1, changes), c); };
+  CHECK(peak({}) == 1e12);
+  CHECK(peak({"mixed_precision=bf16_mixed"}) == 3e12);
+  CHECK(peak({"mixed_precision=fp16_mixed"}) == 1e12);
+  CHECK(peak({"mixed_precision={name: bf16_mixed, fp8: hybrid}", "debug.emulate_fp8=true",
+              "model.hidden_size=128"}) == 3e12);
+  CHECK(peak({"train.threads=2"}) == 2e12);
+}
+
 // It took 37 ms beside other work; the bound only finds a multiple of that.
 TEST_CASE("a step of 405B on 16,384 ranks is predicted in a moment") {
   Diagnostics diagnostics;
