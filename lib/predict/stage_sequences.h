@@ -23,9 +23,9 @@ struct ScopeAction {
 // Returns nothing for the scope of other work.
 std::optional<ScopeAction> action_of(const std::string& scope);
 
-// What a stage enqueues for the micro-batches of a step. The first backward writes weight gradients,
-// others add to them, and the last one may also reduce them. Of fewer than three micro-batches, the
-// one in the middle is the first or the last.
+// What a stage enqueues for the micro-batches of a step. The first backward writes weight
+// gradients, others add to them, and the last one may also reduce them. Of fewer than three
+// micro-batches, the one in the middle is the first or the last.
 struct MicroBatchSequences {
   LaunchSequence first, middle, last;
   bool empty() const { return middle.empty(); }

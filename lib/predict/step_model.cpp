@@ -38,8 +38,8 @@ struct StageTimes {
   // Adds a multiple of the difference to the times of a stage with more layers.
   void extrapolate(const StageTimes& more, double times) {
     first = extrapolated(first, more.first, times);
-    for (const auto member : {&StageTimes::F, &StageTimes::B, &StageTimes::I, &StageTimes::W,
-                              &StageTimes::gather}) {
+    for (const auto member :
+         {&StageTimes::F, &StageTimes::B, &StageTimes::I, &StageTimes::W, &StageTimes::gather}) {
       (this->*member) = extrapolated(this->*member, more.*member, times);
       (this->*member).make_positive();
     }
@@ -539,7 +539,8 @@ class StepModel::Recording {
     for (const auto& [hop, link] : hops_) {
       // A message without bytes takes the latency.
       const LaunchCost message = message_cost(hop, link, costs, true);
-      const double latency = std::min(message.seconds, message_cost(hop, link, costs, false).seconds);
+      const double latency =
+          std::min(message.seconds, message_cost(hop, link, costs, false).seconds);
       c.messages[hop] = {.latency = latency,
                          .transfer = message.seconds - latency,
                          .link = link_of_messages(link)};
@@ -611,8 +612,8 @@ class StepModel::Recording {
         t.unknown += gather.unknown;
       }
       if (!is_send(a.kind) && !is_receive(a.kind)) continue;
-      const std::pair hop = is_send(a.kind) ? std::pair{int64_t(rank), a.peer}
-                                            : std::pair{a.peer, int64_t(rank)};
+      const std::pair hop =
+          is_send(a.kind) ? std::pair{int64_t(rank), a.peer} : std::pair{a.peer, int64_t(rank)};
       if (unknown_hops.contains(hop)) {
         const schedule::MessageCost& m = costs.messages.at(hop);
         t.unknown += m.latency + m.transfer;

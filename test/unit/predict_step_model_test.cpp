@@ -91,12 +91,11 @@ class Disturbed : public SheetCosts {
   double slowdown(device::StreamKind) const override { return 0.5; }
 };
 
-// Plays all ranks of a pipeline at once, launch by launch; a receive ends with its send. Messages of
-// a rank share its link within the domain, or that to other domains.
+// Plays all ranks of a pipeline at once, launch by launch; a receive ends with its send. Messages
+// of a rank share its link within the domain, or that to other domains.
 class JointReplay {
  public:
-  JointReplay(const RunPlan& plan, const plan::Cluster& c, const LaunchCosts& costs)
-      : cluster_(c) {
+  JointReplay(const RunPlan& plan, const plan::Cluster& c, const LaunchCosts& costs) : cluster_(c) {
     GroupLinks links(plan, c);
     LaunchList list;
     for (int r = 0; r < int(plan.layout.pp); ++r) {
@@ -220,8 +219,8 @@ TEST_CASE("a pipeline's prediction is near the replay of all ranks at once") {
       INFO(fmt::format("{}; domains of {}", fmt::join(changes, " "), c.domain_gpus));
       const SheetCosts sheet(c, {});
       const Disturbed disturbed(c);
-      for (const LaunchCosts* costs : {static_cast<const LaunchCosts*>(&sheet),
-                                       static_cast<const LaunchCosts*>(&disturbed)}) {
+      for (const LaunchCosts* costs :
+           {static_cast<const LaunchCosts*>(&sheet), static_cast<const LaunchCosts*>(&disturbed)}) {
         CAPTURE(costs->slowdown(device::StreamKind::pp_send));
         const double joint = JointReplay(plan, c, *costs).seconds(),
                      step = StepModel(plan, c).price(*costs).step_s;
@@ -295,14 +294,15 @@ TEST_CASE("gradients are reduced in the last flush of a step alone") {
     Diagnostics diagnostics;
     const Recipe r = plan::load_recipe_text(
         interchange::model_source(),
-        fmt::format("model: {{architecture: llama, num_layers: 4, hidden_size: 64, "
-                    "num_attention_heads: 4, ffn_hidden_size: 96}}\n"
-                    "dataset: {{train: unused, seq_length: 32}}\n"
-                    "step_scheduler: {{global_batch_size: 32, local_batch_size: {}, max_steps: 20}}\n"
-                    "distributed: {{pp_size: 2, strategy: megatron_ddp, "
-                    "pipeline: {{pp_schedule: 1f1b, pp_microbatch_size: 1}}}}\n"
-                    "mixed_precision: fp32\ntrain: {{run_dir: unused}}\n",
-                    local),
+        fmt::format(
+            "model: {{architecture: llama, num_layers: 4, hidden_size: 64, "
+            "num_attention_heads: 4, ffn_hidden_size: 96}}\n"
+            "dataset: {{train: unused, seq_length: 32}}\n"
+            "step_scheduler: {{global_batch_size: 32, local_batch_size: {}, max_steps: 20}}\n"
+            "distributed: {{pp_size: 2, strategy: megatron_ddp, "
+            "pipeline: {{pp_schedule: 1f1b, pp_microbatch_size: 1}}}}\n"
+            "mixed_precision: fp32\ntrain: {{run_dir: unused}}\n",
+            local),
         "flushes.yaml", {}, diagnostics, 4);
     diagnostics.throw_if_errors();
     const RunPlan plan = plan::make_plan(r, 4, 256);
