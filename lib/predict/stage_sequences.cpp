@@ -189,11 +189,10 @@ PipelineRankSequences sort_by_action(const device::Records& records,
   for (auto& [stage, sequences] : out.stages) {
     constexpr std::array kKinds{ActionKind::F, ActionKind::B, ActionKind::I, ActionKind::W};
     for (const ActionKind kind : kKinds) {
-      const auto& micro_batches = in_order[{kind, stage}];
-      sequences.actions[size_t(kind)] =
-          sequences_of(micro_batches, kind, &ActionItems::items, numbers);
+      const auto& of_kind = in_order[{kind, stage}];
+      sequences.actions[size_t(kind)] = sequences_of(of_kind, kind, &ActionItems::items, numbers);
       if (kind == ActionKind::B)
-        sequences.delayed = sequences_of(micro_batches, kind, &ActionItems::delayed, numbers);
+        sequences.delayed = sequences_of(of_kind, kind, &ActionItems::delayed, numbers);
     }
     if (const auto at = last.find(stage); at != last.end()) {
       const auto& [kind, s, micro_batch, delayed] = at->second;
