@@ -68,18 +68,11 @@ plan::GroupLink GroupLinks::find(std::vector<int64_t> ranks) const {
   return slowest;
 }
 
-plan::GroupLink GroupLinks::between_stages() const {
-  const int64_t stride = device_.stride(mesh::Axis::pp), pp = device_.size(mesh::Axis::pp),
-                domain = cluster_.domain_gpus;
-  const std::set<int64_t> first = begins(device_, {mesh::Axis::pp}, domain);
-  plan::GroupLink slowest = link_of(cluster_, {0, stride});
-  std::set<int64_t> seen;
-  for (int64_t stage = 0; stage < pp; ++stage)
-    for (const int64_t begin : first) {
-      const int64_t rank = begin + stage * stride, next = begin + (stage + 1) % pp * stride;
-      if (stage + 1 < pp && !seen.insert(rank % domain).second) continue;
-      take_slower(slowest, link_of(cluster_, {rank, next}));
-    }
+plan::GroupLink GroupLinks::between(int64_t from, int64_t to) const {
+  const int64_t stride = device_.stride(mesh::Axis::pp);
+  plan::GroupLink slowest = link_of(cluster_, {from * stride, to * stride});
+  for (const int64_t begin : begins(device_, {mesh::Axis::pp}, cluster_.domain_gpus))
+    take_slower(slowest, link_of(cluster_, {begin + from * stride, begin + to * stride}));
   return slowest;
 }
 

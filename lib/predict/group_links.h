@@ -17,8 +17,8 @@ class GroupLinks {
 
   // Returns the link of a group of the plan's ranks.
   const plan::GroupLink& of(const std::vector<int>& ranks);
-  // Returns the slowest link between neighbouring stages of a pipeline.
-  plan::GroupLink between_stages() const;
+  // Returns the slowest link from one pipeline rank to another, over all pipelines of the plan.
+  plan::GroupLink between(int64_t from, int64_t to) const;
 
  private:
   plan::GroupLink find(std::vector<int64_t> ranks) const;

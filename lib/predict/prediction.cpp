@@ -1,5 +1,6 @@
 #include "predict/prediction.h"
 
+#include <algorithm>
 #include <array>
 
 namespace mtrain::predict {
@@ -41,19 +42,25 @@ std::vector<NamedTime> Prediction::parts() const {
 }
 
 Band band_of(const RunPlan& plan, const plan::Cluster& cluster, double unknown) {
-  constexpr double kMostUnknown = 0.1;
+  constexpr double kMostUnknown = 0.1, kUncalibrated = 0.5;
   if (cluster.uncalibrated()) return {0.4, "uncalibrated: data sheets and assumed efficiencies"};
   if (cluster.calibration.empty())
     return {0.3, "constants fitted to another program's figures (stack " + cluster.stack + ")"};
+  // Also the figures of other ranks than those that were measured: with other threads, or another
+  // number of them on a host.
   if (unknown > kMostUnknown)
-    return {0.3,
+    return {unknown > kUncalibrated ? 0.4 : 0.3,
             fmt::format("{:.0f} % of the time lies outside of what was measured", 100 * unknown)};
   if (plan.model.experts()) return {0.25, "experts: the rows of each rank depend on the router"};
   return {0.1, "measured times (" + cluster.calibration + ")"};
 }
 
 double peak_flops(const RunPlan& plan, const plan::Cluster& cluster) {
-  return plan.compute_dtype == DType::f32 ? cluster.fp32_flops : cluster.bf16_flops;
+  // CPUs compute fp16 as fp32, and a CPU of a cluster file is one core.
+  const bool fp32 =
+      plan.compute_dtype == DType::f32 || (cluster.is_cpu() && plan.compute_dtype == DType::f16);
+  const auto cores = double(cluster.is_cpu() ? std::max<int64_t>(1, plan.device.threads) : 1);
+  return cores * (fp32 ? cluster.fp32_flops : cluster.bf16_flops);
 }
 
 }  // namespace mtrain::predict

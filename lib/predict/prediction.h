@@ -43,7 +43,8 @@ struct Prediction {
 // of a program, experts, measured times. `unknown` is the share of the time that is extrapolated.
 Band band_of(const RunPlan& plan, const plan::Cluster& cluster, double unknown);
 
-// The FLOP/s by which MFU is counted.
+// The FLOP/s of a rank by which MFU is counted, as a training's log does (run/reporter.cpp): the
+// peak of the compute type. A model with 8-bit GEMMs has a compute type of 16 bits.
 double peak_flops(const RunPlan& plan, const plan::Cluster& cluster);
 
 }  // namespace mtrain::predict

@@ -1,10 +1,10 @@
 #include "predict/replay.h"
 
 #include <algorithm>
-#include <limits>
 #include <numeric>
 
 #include "base/error.h"
+#include "predict/contention.h"
 
 namespace mtrain::predict {
 
@@ -99,47 +99,33 @@ ReplayTimes& ReplayTimes::add(const ReplayTimes& more, double times) {
   return *this;
 }
 
+void ReplayTimes::slow_down(double by) {
+  const double computed = std::accumulate(compute.begin(), compute.end(), 0.0);
+  if (computed <= 0) return;
+  for (double& part : compute) part *= 1 + by / computed;
+  busy[size_t(device::StreamKind::compute)] += by;
+  seconds += by;
+}
+
+void ReplayTimes::make_positive() {
+  double positive = 0;
+  const auto for_parts = [&](const auto& f) {
+    for (double& part : compute) f(part);
+    for (double& part : exposed) f(part);
+    f(gaps);
+    f(idle);
+  };
+  for_parts([&](double& part) { positive += part = std::max(0.0, part); });
+  seconds = std::max(0.0, seconds);
+  for_parts([&](double& part) { part *= positive > 0 ? seconds / positive : 0; });
+  for (size_t i = 0; i < busy.size(); ++i) busy[i] = std::max(busy[i], exposed[i]);
+  unknown = std::max(0.0, unknown);
+}
+
 namespace {
 
-// Times in which communication runs, for computations that it slows down. Both come in the order of
-// time: those of a stream, and the computations.
-class Contention {
- public:
-  explicit Contention(const ByStreamKind& slowdown)
-      : slowdown_(slowdown), any_(std::ranges::any_of(slowdown, [](double s) { return s > 0; })) {}
-
-  void runs(device::StreamKind kind, double begin, double end) {
-    if (any_ && slowdown_[size_t(kind)] > 0 && end > begin)
-      intervals_.push_back({begin, end, slowdown_[size_t(kind)]});
-  }
-
-  // Returns when a computation ends that begins now and takes so long alone.
-  double end_of(double begin, double seconds) {
-    if (!any_) return begin + seconds;
-    std::erase_if(intervals_, [&](const Interval& i) { return i.end <= begin; });
-    double now = begin, left = seconds;
-    while (true) {
-      // Several communications slow a computation down like the one that does it most.
-      double slowdown = 0, next = std::numeric_limits<double>::infinity();
-      for (const Interval& i : intervals_) {
-        if (i.end <= now) continue;
-        if (i.begin <= now) slowdown = std::max(slowdown, i.slowdown);
-        next = std::min(next, i.begin <= now ? i.end : i.begin);
-      }
-      const double end = now + left * (1 + slowdown);
-      if (end <= next) return end;
-      left -= (next - now) / (1 + slowdown);
-      now = next;
-    }
-  }
-
- private:
-  struct Interval {
-    double begin, end, slowdown;
-  };
-  const ByStreamKind slowdown_;
-  const bool any_;
-  std::vector<Interval> intervals_;
+struct Interval {
+  double begin, end;
 };
 
 // How far other ranks are behind. They fall behind while they compute, and are even again once
@@ -157,6 +143,27 @@ class LateRanks {
   double even_ = 0;
 };
 
+// Removes the times of `runs` from `left`, and returns how long they are. Both are in the order of
+// time.
+double remove(const std::vector<Interval>& runs, std::vector<Interval>& left) {
+  double removed = 0;
+  std::vector<Interval> rest;
+  for (const Interval& piece : left) {
+    double at = piece.begin;
+    auto run =
+        std::ranges::partition_point(runs, [&](const Interval& r) { return r.end <= piece.begin; });
+    for (; run != runs.end() && run->begin < piece.end; ++run) {
+      const double begin = std::max(at, run->begin), end = std::min(piece.end, run->end);
+      if (begin > at) rest.push_back({at, begin});
+      removed += end - begin;
+      at = end;
+    }
+    if (at < piece.end) rest.push_back({at, piece.end});
+  }
+  left = std::move(rest);
+  return removed;
+}
+
 }  // namespace
 
 ReplayTimes replay(const LaunchSequence& sequence, const LaunchList& list,
@@ -170,6 +177,7 @@ ReplayTimes replay(const LaunchSequence& sequence, const LaunchList& list,
     device::StreamKind kind;
     double free = 0, computed = 0, ready = 0;
     std::vector<Item> items{};
+    std::vector<Interval> runs{};  // of its launches, if it communicates
   };
   std::vector<Stream> streams;
   for (const device::StreamId id : sequence.streams()) streams.push_back({id.kind});
@@ -177,10 +185,20 @@ ReplayTimes replay(const LaunchSequence& sequence, const LaunchList& list,
   Contention contention(prices.slowdown);
   LateRanks late_ranks(prices.idle_share);
   double host = 0;
-  const auto waited = [&](device::StreamKind for_kind, double seconds, const Item& item) {
-    const double idle = std::min(seconds, item.late);
+  // Compute is idle, and waits for an item of a stream. Only the times in which communication runs
+  // are exposed: first that of the stream itself, then what the stream may have waited for.
+  const auto waits = [&](double begin, double end, const Stream& waited, const Item& item) {
+    std::vector<Interval> left{{begin, end}};
+    const auto expose = [&](const Stream& s) {
+      if (!s.runs.empty()) times.exposed[size_t(s.kind)] += remove(s.runs, left);
+    };
+    expose(waited);
+    for (const Stream& s : streams) expose(s);
+    double rest = 0;
+    for (const Interval& i : left) rest += i.end - i.begin;
+    const double idle = std::min(rest, item.late);
     times.idle += idle;
-    (communicates(for_kind) ? times.exposed[size_t(for_kind)] : times.gaps) += seconds - idle;
+    times.gaps += rest - idle;
   };
   for (const LaunchSequence::Item& item : sequence.items()) {
     Stream& s = streams[item.stream];
@@ -189,7 +207,7 @@ ReplayTimes replay(const LaunchSequence& sequence, const LaunchList& list,
       const Stream& other = streams[size_t(item.waits_for)];
       const Item over = item.waits_item > 0 ? other.items[item.waits_item - 1] : Item{};
       if (computes && over.end > s.free) {
-        waited(other.kind, over.end - s.free, over);
+        waits(s.free, over.end, other, over);
         late_ranks.even_at(over.computed);
       }
       s.free = std::max(s.free, over.end);
@@ -210,6 +228,7 @@ ReplayTimes replay(const LaunchSequence& sequence, const LaunchList& list,
         s.computed += end - begin;
       } else {
         contention.runs(s.kind, begin + late, end);
+        if (communicates(s.kind) && seconds > 0) s.runs.push_back({begin + late, end});
       }
       times.busy[size_t(s.kind)] += end - begin - late;
       if (!prices.known[item.launch]) times.unknown += end - begin - late;
@@ -226,7 +245,7 @@ ReplayTimes replay(const LaunchSequence& sequence, const LaunchList& list,
     if (!last || s.free > last->free) last = &s;
   }
   if (until == ReplayEnd::all_streams && last && last->free > times.seconds) {
-    waited(last->kind, last->free - times.seconds, last->items.back());
+    waits(times.seconds, last->free, *last, last->items.back());
     times.seconds = last->free;
   }
   return times;

@@ -84,15 +84,20 @@ class LaunchSequence {
 // How long a rank takes, and why. `seconds` is the sum of `compute`, `gaps`, `idle` and `exposed`.
 struct ReplayTimes {
   double seconds = 0;
-  ByClass compute{};       // the compute stream is busy, by class
-  double gaps = 0;         // it is idle, and waits for no communication
-  double idle = 0;         // it waits for communication that itself waits for a later rank
-  ByStreamKind exposed{};  // it is idle, and waits for communication (observe/exposure.h)
-  ByStreamKind busy{};     // times of the launches on each kind of stream
-  double unknown = 0;      // the part of `compute` and `busy` whose cost is extrapolated
+  ByClass compute{};  // the compute stream is busy, by class
+  double gaps = 0;    // it is idle, and no communication that it waits for runs
+  double idle = 0;    // it waits for communication that itself waits for a later rank
+  // It is idle, and waits for communication that runs (observe/exposure.h); never above `busy`.
+  ByStreamKind exposed{};
+  ByStreamKind busy{};  // times of the launches on each kind of stream
+  double unknown = 0;   // the part of `compute` and `busy` whose cost is extrapolated
 
   // Adds another time, or a multiple of it.
   ReplayTimes& add(const ReplayTimes& more, double times = 1);
+  // Makes the computations longer by so many seconds.
+  void slow_down(double by);
+  // Makes the parts of an extrapolated time positive, without a change of their sum.
+  void make_positive();
 };
 
 enum class ReplayEnd {

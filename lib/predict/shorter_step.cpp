@@ -1,6 +1,7 @@
 #include "predict/shorter_step.h"
 
 #include <algorithm>
+#include <array>
 
 #include "base/math.h"
 #include "plan/recipe_schedule.h"
@@ -30,23 +31,24 @@ int64_t further_groups(const RunPlan& plan, const FewMicroBatches& few) {
                                                                                : more / few.step;
 }
 
-std::optional<RunPlan> with_two_micro_batches(const RunPlan& plan) {
-  if (plan.layout.pp == 1 || plan.layout.micro_batches <= 2 || plan.pipeline.deferred_outputs > 0)
-    return {};
-  RunPlan two = plan;
-  const int64_t last = plan.layout.micro_batches - 1;
-  for (schedule::ActionList& list : two.schedule.ranks) {
+std::optional<RunPlan> with_three_micro_batches(const RunPlan& plan) {
+  const int64_t all = plan.layout.micro_batches;
+  if (plan.layout.pp == 1 || all <= 3 || plan.pipeline.deferred_outputs > 0) return {};
+  RunPlan three = plan;
+  const std::array kept{int64_t{0}, all / 2, all - 1};
+  for (schedule::ActionList& list : three.schedule.ranks) {
     if (std::ranges::any_of(list, &schedule::Action::overlaps_next)) return {};
     std::erase_if(list, [&](const schedule::Action& a) {
-      return a.micro_batch != 0 && a.micro_batch != last;
+      return std::ranges::find(kept, a.micro_batch) == kept.end();
     });
-    for (schedule::Action& a : list) a.micro_batch = std::min<int64_t>(a.micro_batch, 1);
+    for (schedule::Action& a : list)
+      a.micro_batch = std::ranges::find(kept, a.micro_batch) - kept.begin();
   }
-  two.schedule.micro_batches = 2;
-  plan::Layout& l = two.layout;
-  l.micro_batches = two.schedule_shape.micro_batches = 2;
-  two.train.global_batch_size = l.step_micro_batches() * l.micro_batch * l.dp;
-  return two;
+  three.schedule.micro_batches = 3;
+  plan::Layout& l = three.layout;
+  l.micro_batches = three.schedule_shape.micro_batches = 3;
+  three.train.global_batch_size = l.step_micro_batches() * l.micro_batch * l.dp;
+  return three;
 }
 
 namespace {

@@ -24,10 +24,11 @@ FewMicroBatches few_micro_batches(const RunPlan& plan);
 // micro-batches, or a remainder.
 int64_t further_groups(const RunPlan& plan, const FewMicroBatches& few);
 
-// Returns the plan of a pipeline with the actions of its first and its last micro-batch alone. They
-// are in their order, but other actions may have been in between. Nothing if the actions need the
-// others: pairs of passes, or weight gradients that wait for the end of the step.
-std::optional<RunPlan> with_two_micro_batches(const RunPlan& plan);
+// Returns the plan of a pipeline with the actions of its first micro-batch, of one in the middle
+// and of the last one alone. They are in their order, but other actions may have been in between.
+// Nothing if the actions need the others: pairs of passes, or weight gradients that wait for the
+// end of the step.
+std::optional<RunPlan> with_three_micro_batches(const RunPlan& plan);
 
 // Two plans with few layers in each stage, so few that the layers between the first and the last
 // ones of `more` are one period more than in `fewer`. A period is a layer, or several of different

@@ -91,30 +91,31 @@ struct ActionItems {
   Items items, delayed;
 };
 using ByAction = std::map<std::tuple<ActionKind, int64_t, int64_t>, ActionItems>;
+// By kind and stage: the micro-batches, in the order in which they run.
+using InOrder = std::map<std::pair<ActionKind, int64_t>, std::vector<const ActionItems*>>;
 
-// Returns the micro-batch in the middle of those that have this action. Of two, it is the second
-// one for forwards, since the first may wait for parameters, and else the first one, since the last
-// reduces gradients.
-std::optional<int64_t> middle(const ByAction& all, ActionKind kind, int64_t stage) {
-  std::vector<int64_t> found;
-  for (auto i = all.lower_bound({kind, stage, 0}); i != all.end(); ++i) {
-    const auto& [k, s, micro_batch] = i->first;
-    if (k != kind || s != stage) break;
-    found.push_back(micro_batch);
-  }
-  if (found.empty()) return {};
-  return found[kind == ActionKind::F ? found.size() / 2 : (found.size() - 1) / 2];
+// Returns sequences of the micro-batches that have this action, which are in order. Of two, the
+// second forward is the one in the middle, since the first may wait for parameters; and the first
+// backward, since the last reduces gradients.
+MicroBatchSequences sequences_of(const std::vector<const ActionItems*>& micro_batches,
+                                 ActionKind kind, Items ActionItems::*part, Numbers& numbers) {
+  if (micro_batches.empty()) return {};
+  const size_t count = micro_batches.size(),
+               middle = kind == ActionKind::F ? count / 2 : (count - 1) / 2;
+  const auto of = [&](size_t i) { return sequence(micro_batches[i]->*part, numbers); };
+  return {.first = of(0), .middle = of(middle), .last = of(count - 1)};
 }
 
 void add_pairs(const schedule::ActionList& actions, const device::Records& records,
                const std::vector<std::optional<ScopeAction>>& of_item, Numbers& numbers,
                std::vector<PairSequence>& pairs) {
-  std::map<std::tuple<int64_t, int64_t>, std::vector<size_t>> places;
+  std::map<schedule::PairKey, std::vector<size_t>> places;
   for (size_t i = 0; i + 1 < actions.size(); ++i)
-    if (actions[i].overlaps_next) places[{actions[i].stage, actions[i + 1].stage}].push_back(i);
-  for (const auto& [stages, at] : places) {
+    if (actions[i].overlaps_next)
+      places[{actions[i].stage, actions[i + 1].stage, actions[i + 1].kind}].push_back(i);
+  for (const auto& [key, at] : places) {
     const schedule::Action &f = actions[at[at.size() / 2]], &b = actions[at[at.size() / 2] + 1];
-    PairSequence pair{.forward = f.stage, .backward = b.stage, .backward_kind = b.kind};
+    PairSequence pair{.key = key};
     for (size_t i = 0; i < of_item.size(); ++i) {
       if (!of_item[i]) continue;
       for (const schedule::Action* a : {&f, &b})
@@ -141,6 +142,7 @@ PipelineRankSequences sort_by_action(const device::Records& records,
   Numbers numbers(records, list, links);
   PipelineRankSequences out;
   ByAction all;
+  InOrder in_order;
   std::map<int64_t, Items> gathers;
   std::vector<std::optional<ScopeAction>> of_item;
   const std::string* scope = nullptr;
@@ -166,7 +168,10 @@ PipelineRankSequences sort_by_action(const device::Records& records,
       case ActionKind::W: last[action->stage] = *action; [[fallthrough]];
       case ActionKind::F:
       case ActionKind::I: {
-        ActionItems& items = all[{action->kind, action->stage, action->micro_batch}];
+        const auto [at, added] =
+            all.try_emplace({action->kind, action->stage, action->micro_batch});
+        ActionItems& items = at->second;
+        if (added) in_order[{action->kind, action->stage}].push_back(&items);
         (action->delayed ? items.delayed : items.items).push_back(&r);
         break;
       }
@@ -184,22 +189,17 @@ PipelineRankSequences sort_by_action(const device::Records& records,
   for (auto& [stage, sequences] : out.stages) {
     constexpr std::array kKinds{ActionKind::F, ActionKind::B, ActionKind::I, ActionKind::W};
     for (const ActionKind kind : kKinds) {
-      const auto at = middle(all, kind, stage);
-      if (!at) continue;
-      const ActionItems& items = all[{kind, stage, *at}];
-      sequences.actions[size_t(kind)] = sequence(items.items, numbers);
-      if (kind == ActionKind::B) sequences.delayed = sequence(items.delayed, numbers);
+      const auto& of_kind = in_order[{kind, stage}];
+      sequences.actions[size_t(kind)] = sequences_of(of_kind, kind, &ActionItems::items, numbers);
+      if (kind == ActionKind::B)
+        sequences.delayed = sequences_of(of_kind, kind, &ActionItems::delayed, numbers);
     }
-    const auto first = all.lower_bound({ActionKind::F, stage, 0});
-    if (first != all.end() && std::get<0>(first->first) == ActionKind::F)
-      sequences.first_forward = sequence(first->second.items, numbers);
     if (const auto at = last.find(stage); at != last.end()) {
       const auto& [kind, s, micro_batch, delayed] = at->second;
       const ActionItems& items = all[{kind, stage, micro_batch}];
       Items both = items.items;
       both.insert(both.end(), items.delayed.begin(), items.delayed.end());
       sequences.last_gradients = sequence(both, numbers);
-      sequences.last_kind = kind;
     }
     if (const auto at = gathers.find(stage); at != gathers.end()) {
       // A stage is gathered several times; each time alike.

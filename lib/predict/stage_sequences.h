@@ -10,7 +10,7 @@
 #include "predict/group_links.h"
 #include "predict/recorded_step.h"
 #include "predict/replay.h"
-#include "schedule/action.h"
+#include "schedule/simulator.h"
 
 namespace mtrain::predict {
 
@@ -23,29 +23,33 @@ struct ScopeAction {
 // Returns nothing for the scope of other work.
 std::optional<ScopeAction> action_of(const std::string& scope);
 
+// What a stage enqueues for the micro-batches of a step. The first backward writes weight
+// gradients, others add to them, and the last one may also reduce them. Of fewer than three
+// micro-batches, the one in the middle is the first or the last.
+struct MicroBatchSequences {
+  LaunchSequence first, middle, last;
+  bool empty() const { return middle.empty(); }
+};
+
 // What a stage enqueues. Sequences of actions that the schedule does not have are empty.
 struct StageSequences {
-  // Of a micro-batch in the middle of the step, by ActionKind: F, B (without what is delayed), I,
-  // W.
-  std::array<LaunchSequence, 4> actions;
-  LaunchSequence delayed;         // of that B
-  LaunchSequence first_forward;   // of the step's first micro-batch
+  // By ActionKind: F, B (without what is delayed), I, W.
+  std::array<MicroBatchSequences, 4> actions;
+  MicroBatchSequences delayed;    // of B
   LaunchSequence last_gradients;  // of the action that adds to the gradients last
-  schedule::ActionKind last_kind = schedule::ActionKind::B;
-  LaunchSequence gather;  // of an unshard action
+  LaunchSequence gather;          // of an unshard action
 };
 
 // A forward and a backward that run together.
 struct PairSequence {
-  int64_t forward = 0, backward = 0;  // stages
-  schedule::ActionKind backward_kind = schedule::ActionKind::B;
+  schedule::PairKey key;
   LaunchSequence sequence;
 };
 
 // What a rank of a pipeline enqueues in a step of one flush.
 struct PipelineRankSequences {
   std::map<int64_t, StageSequences> stages;
-  std::vector<PairSequence> pairs;  // each pair of stages once
+  std::vector<PairSequence> pairs;  // each kind of pair once
   LaunchSequence before, after;     // the actions
   std::vector<uint32_t> uploads;    // numbers of what `before` uploads for each micro-batch
   std::optional<uint32_t> send;     // number of a message's launch in the list; its largest

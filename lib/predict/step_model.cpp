@@ -4,10 +4,12 @@
 #include <map>
 #include <numeric>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "base/error.h"
 #include "plan/executed_schedule.h"
+#include "predict/contention.h"
 #include "predict/group_links.h"
 #include "predict/recorded_step.h"
 #include "predict/shorter_step.h"
@@ -25,23 +27,23 @@ int rank_of_stage(const RunPlan& plan, int64_t pp_rank) {
   return int(pp_rank * plan.mesh.stride(mesh::Axis::pp));
 }
 
-// The costs of a stage's actions.
+// The costs of a stage's actions: the means over the micro-batches of a step.
 struct StageTimes {
-  ReplayTimes F, B, I, W;  // B: I and W together
-  double first = 0;        // by how much the first forward takes longer than the others
-  double reduce = 0;  // by how much the gradients are ready later than after another micro-batch
-  double gather = 0;
-  double delayed = 0;   // share of W
-  ByStreamKind last{};  // how long streams are at work for the last gradients beyond other ones
+  ReplayTimes F, B, I, W;  // B: I and W together; F: of all forwards but the first
+  ReplayTimes first;       // what the first forward takes more than the others
+  ReplayTimes gather;
+  double reduce = 0;   // how long the gradients take longer than the computations before them
+  double delayed = 0;  // share of W
 
   // Adds a multiple of the difference to the times of a stage with more layers.
   void extrapolate(const StageTimes& more, double times) {
-    for (const auto member : {&StageTimes::F, &StageTimes::B, &StageTimes::I, &StageTimes::W})
+    first = extrapolated(first, more.first, times);
+    for (const auto member :
+         {&StageTimes::F, &StageTimes::B, &StageTimes::I, &StageTimes::W, &StageTimes::gather}) {
       (this->*member) = extrapolated(this->*member, more.*member, times);
-    for (const auto member : {&StageTimes::first, &StageTimes::reduce, &StageTimes::gather})
-      this->*member += times * (more.*member - this->*member);
-    for (size_t kind = 0; kind < kStreamKinds; ++kind)
-      last[kind] += times * (more.last[kind] - last[kind]);
+      (this->*member).make_positive();
+    }
+    reduce = std::max(0.0, reduce + times * (more.reduce - reduce));
   }
   static ReplayTimes extrapolated(ReplayTimes fewer, const ReplayTimes& more, double times) {
     ReplayTimes difference = more;
@@ -67,11 +69,56 @@ schedule::StageCost cost_of(const StageTimes& t) {
   return {.F = t.F.seconds,
           .I = t.I.seconds,
           .W = t.W.seconds,
-          .gather = t.gather,
+          .gather = t.gather.seconds,
           .reduce = t.reduce,
           .tp = inside(t, {StreamKind::tp}),
           .cp = inside(t, {StreamKind::cp}),
           .dp = inside(t, {StreamKind::dp_grad, StreamKind::dp_param})};
+}
+
+const ReplayTimes& of_action(const StageTimes& t, ActionKind kind) {
+  switch (kind) {
+    case ActionKind::F: return t.F;
+    case ActionKind::I: return t.I;
+    case ActionKind::W: return t.W;
+    default: return t.B;
+  }
+}
+
+// What an action waits for inside of it.
+double exposed_inside(const schedule::StageCost::Inside& c, ActionKind kind) {
+  switch (kind) {
+    case ActionKind::F: return c.F.exposed;
+    case ActionKind::I: return c.I.exposed;
+    case ActionKind::W: return c.W.exposed;
+    default: return c.I.exposed + c.W.exposed;
+  }
+}
+
+// Returns the lists of several flushes, one after the other. Gradients are reduced in the last one.
+schedule::Schedule repeated(schedule::Schedule flush, int64_t times) {
+  for (schedule::ActionList& list : flush.ranks) {
+    const schedule::ActionList once = list;
+    for (int64_t i = 1; i < times; ++i)
+      for (schedule::Action a : once) {
+        if (is_compute(a.kind) || is_send(a.kind) || is_receive(a.kind))
+          a.micro_batch += i * flush.micro_batches;
+        list.push_back(a);
+      }
+  }
+  flush.micro_batches *= times;
+  return flush;
+}
+
+using PairTimes = std::map<schedule::PairKey, ReplayTimes>;
+
+// The pairs of passes that run together, each kind once.
+std::set<schedule::PairKey> pairs_of(const schedule::Schedule& schedule) {
+  std::set<schedule::PairKey> pairs;
+  for (const schedule::ActionList& list : schedule.ranks)
+    for (size_t i = 0; i + 1 < list.size(); ++i)
+      if (list[i].overlaps_next) pairs.insert({list[i].stage, list[i + 1].stage, list[i + 1].kind});
+  return pairs;
 }
 
 }  // namespace
@@ -92,14 +139,18 @@ class StepModel::Recording {
     record(few ? few->fewer : plan);
     if (few) record(few->more);
     if (plan.layout.pp == 1) return;
-    schedule_ = plan::executed_schedule(plan_);
-    message_link_ = links.between_stages();
+    schedule_ = repeated(plan::executed_schedule(plan_), plan_.layout.flushes);
+    for (const schedule::ActionList& list : schedule_.ranks)
+      for (const schedule::Action& a : list)
+        if (is_send(a.kind)) {
+          const std::pair hop{int64_t(&list - schedule_.ranks.data()), a.peer};
+          if (!hops_.contains(hop)) hops_.emplace(hop, links.between(hop.first, hop.second));
+        }
   }
 
   PlayedPipeline play(const LaunchCosts& costs) const {
     MT_CHECK(plan_.layout.pp > 1, "a picture of one stage");
-    return {schedule_,
-            schedule::simulate(schedule_, schedule_costs(all_times(list_.price(costs)), costs))};
+    return {schedule_, played(list_.price(costs), costs).timeline};
   }
 
   Prediction price(const LaunchCosts& costs) const {
@@ -146,6 +197,7 @@ class StepModel::Recording {
     p.times = times(steps_[0]);
     if (steps_.size() > 1)
       p.times = StageTimes::extrapolated(p.times, times(steps_[1]), periods_[0]);
+    p.times.make_positive();
     return p;
   }
 
@@ -184,14 +236,14 @@ class StepModel::Recording {
 
   void record_pipeline(RunPlan plan, bool all, GroupLinks& links) {
     plan.layout.flushes = 1;
-    const std::optional<RunPlan> two = all ? std::nullopt : with_two_micro_batches(plan);
+    const std::optional<RunPlan> three = all ? std::nullopt : with_three_micro_batches(plan);
     const FewMicroBatches few = few_micro_batches(plan);
-    if (two)
-      plan = *two;
+    if (three)
+      plan = *three;
     else if (!all && further_groups(plan, few) > 0)
       plan = with_micro_batches(std::move(plan), few.few);
     else
-      plan = with_micro_batches(plan, plan.layout.micro_batches);
+      plan = with_micro_batches(plan, plan.layout.micro_batches);  // of one flush
     const schedule::Schedule lists = plan::executed_schedule(plan);
     RecordedPipeline& recorded = pipelines_.emplace_back();
     recorded.micro_batches = plan.layout.micro_batches;
@@ -216,64 +268,77 @@ class StepModel::Recording {
   ReplayTimes times_of(const LaunchSequence& s, const LaunchPrices& prices) const {
     return replay(s, list_, prices, ReplayEnd::compute);
   }
-  double full_time_of(const LaunchSequence& s, const LaunchPrices& prices) const {
-    return replay(s, list_, prices, ReplayEnd::all_streams).seconds;
+  // Returns the mean over the micro-batches of a step.
+  ReplayTimes times_of(const MicroBatchSequences& s, const LaunchPrices& prices) const {
+    if (s.empty()) return {};
+    const auto all = double(plan_.layout.step_micro_batches());
+    ReplayTimes t = times_of(s.last, prices);
+    if (all < 2) return t;
+    t.add(times_of(s.first, prices));
+    if (all > 2) t.add(times_of(s.middle, prices), all - 2);
+    ReplayTimes mean;
+    return mean.add(t, 1 / all);
   }
 
   StageTimes times_of(const StageSequences& s, const LaunchPrices& prices) const {
-    const auto of = [&](ActionKind kind) { return times_of(s.actions[size_t(kind)], prices); };
-    StageTimes t{.F = of(ActionKind::F)};
-    ReplayTimes backward = of(ActionKind::B);
-    if (!s.actions[size_t(ActionKind::I)].empty()) {
-      t.I = of(ActionKind::I);
-      t.W = of(ActionKind::W);
-      t.B = t.I;
-      t.B.add(t.W);
+    const auto of = [&](ActionKind kind) -> const MicroBatchSequences& {
+      return s.actions[size_t(kind)];
+    };
+    const MicroBatchSequences& forwards = of(ActionKind::F);
+    StageTimes t{.F = times_of(forwards.middle, prices)};
+    t.first = times_of(forwards.first, prices);
+    t.first.add(t.F, -1);
+    if (t.first.seconds < 0) t.first = {};
+    if (!of(ActionKind::I).empty()) {
+      t.I = times_of(of(ActionKind::I), prices);
+      t.W = times_of(of(ActionKind::W), prices);
     } else {
-      t.I = backward;
+      t.I = times_of(of(ActionKind::B), prices);
       t.W = times_of(s.delayed, prices);
       t.delayed = s.delayed.empty() ? 0 : 1;
-      t.B = t.I;
-      t.B.add(t.W);
     }
-    t.first = std::max(0.0, times_of(s.first_forward, prices).seconds - t.F.seconds);
-    const ReplayTimes& usual = s.last_kind == ActionKind::B ? t.B : t.W;
-    const ReplayTimes last = replay(s.last_gradients, list_, prices, ReplayEnd::all_streams);
-    t.reduce = std::max(0.0, last.seconds - usual.seconds);
-    for (const StreamKind kind : {StreamKind::dp_grad, StreamKind::dp_param})
-      t.last[size_t(kind)] = std::max(0.0, last.busy[size_t(kind)] - usual.busy[size_t(kind)]);
-    t.gather = full_time_of(s.gather, prices);
+    t.B = t.I;
+    t.B.add(t.W);
+    t.reduce = replay(s.last_gradients, list_, prices, ReplayEnd::all_streams).seconds -
+               times_of(s.last_gradients, prices).seconds;
+    t.gather = replay(s.gather, list_, prices, ReplayEnd::all_streams);
     return t;
-  }
-
-  static const ReplayTimes& of_action(const StageTimes& t, ActionKind kind) {
-    switch (kind) {
-      case ActionKind::F: return t.F;
-      case ActionKind::I: return t.I;
-      case ActionKind::W: return t.W;
-      default: return t.B;
-    }
-  }
-
-  // Returns which share of their times a forward and a backward take together.
-  double together(const RecordedPipeline& recorded, const std::vector<StageTimes>& stages,
-                  const LaunchPrices& prices) const {
-    double pairs = 0, alone = 0;
-    for (const PipelineRankSequences& rank : recorded.ranks)
-      for (const PairSequence& pair : rank.pairs) {
-        pairs += times_of(pair.sequence, prices).seconds;
-        alone += stages[size_t(pair.forward)].F.seconds +
-                 of_action(stages[size_t(pair.backward)], pair.backward_kind).seconds;
-      }
-    return alone > 0 ? pairs / alone : 1;
   }
 
   // What a recorded pipeline takes.
   struct PipelineTimes {
     std::vector<StageTimes> stages;
     std::vector<ReplayTimes> before, after;  // the actions, by place in RecordedPipeline::ranks
-    double together = 1;
+    PairTimes pairs;
+
+    // Returns the times of two actions that run together.
+    ReplayTimes of_pair(const schedule::PairKey& key) const {
+      if (const auto known = pairs.find(key); known != pairs.end()) return known->second;
+      return alone(key);
+    }
+    // Returns their times if one follows the other.
+    ReplayTimes alone(const schedule::PairKey& key) const {
+      const auto& [forward, backward, kind] = key;
+      ReplayTimes t = stages[size_t(forward)].F;
+      return t.add(of_action(stages[size_t(backward)], kind));
+    }
   };
+
+  // Returns the times of the pairs that the plan's lists have.
+  PairTimes times_of_pairs(const RecordedPipeline& recorded, const LaunchPrices& prices) const {
+    PairTimes recorded_times, times;
+    for (const PipelineRankSequences& rank : recorded.ranks)
+      for (const PairSequence& pair : rank.pairs)
+        recorded_times.emplace(pair.key, times_of(pair.sequence, prices));
+    if (recorded_times.empty()) return times;
+    for (const schedule::PairKey& key : pairs_of(schedule_)) {
+      const auto& [forward, backward, kind] = key;
+      const auto known = recorded_times.find(
+          {recorded.of_stage[size_t(forward)], recorded.of_stage[size_t(backward)], kind});
+      if (known != recorded_times.end()) times.emplace(key, known->second);
+    }
+    return times;
+  }
 
   PipelineTimes times_of(const RecordedPipeline& recorded, const LaunchPrices& prices) const {
     PipelineTimes t;
@@ -285,7 +350,7 @@ class StepModel::Recording {
       // The micro-batches that were not recorded also upload their tokens.
       for (const uint32_t upload : rank.uploads) {
         ReplayTimes& before = t.before.back();
-        const auto more = double(plan_.layout.micro_batches - recorded.micro_batches);
+        const auto more = double(plan_.layout.step_micro_batches() - recorded.micro_batches);
         before.compute[size_t(LaunchClass::memory)] += more * prices.seconds[upload];
         before.gaps += more * prices.gap;
         before.seconds += more * (prices.seconds[upload] + prices.gap);
@@ -293,7 +358,7 @@ class StepModel::Recording {
       t.after.push_back(replay(rank.after, list_, prices, ReplayEnd::all_streams));
     }
     for (const int64_t stage : recorded.of_stage) t.stages.push_back(known.at(stage));
-    t.together = together(recorded, t.stages, prices);
+    t.pairs = times_of_pairs(recorded, prices);
     return t;
   }
 
@@ -302,6 +367,11 @@ class StepModel::Recording {
     PipelineTimes t = times_of(pipelines_[0], prices);
     if (pipelines_.size() == 1) return t;
     const PipelineTimes more = times_of(pipelines_[1], prices);
+    for (auto& [key, pair] : t.pairs) {
+      const ReplayTimes& longer = more.pairs.at(key);
+      pair = StageTimes::extrapolated(pair, longer, periods_of_pair(key, t, more));
+      pair.make_positive();
+    }
     for (size_t stage = 0; stage < t.stages.size(); ++stage)
       t.stages[stage].extrapolate(more.stages[stage], periods_[stage]);
     // The mean over the stages whose layers were removed.
@@ -313,25 +383,147 @@ class StepModel::Recording {
     return t;
   }
 
+  // The layers of the two stages may follow a different number of times; each counts by the time
+  // that a period adds to it.
+  double periods_of_pair(const schedule::PairKey& key, const PipelineTimes& t,
+                         const PipelineTimes& more) const {
+    const auto& [forward, backward, kind] = key;
+    const auto f = size_t(forward), b = size_t(backward);
+    const double of_f = more.stages[f].F.seconds - t.stages[f].F.seconds,
+                 of_b =
+                     of_action(more.stages[b], kind).seconds - of_action(t.stages[b], kind).seconds;
+    if (of_f <= 0 || of_b <= 0) return (periods_[f] + periods_[b]) / 2;
+    return (periods_[f] * of_f + periods_[b] * of_b) / (of_f + of_b);
+  }
+
   Prediction pipeline(const LaunchPrices& prices, const LaunchCosts& costs) const {
-    const PipelineTimes all = all_times(prices);
+    const PlayedTimes played_times = played(prices, costs);
+    const PipelineTimes& all = played_times.times;
     const std::vector<StageTimes>& stages = all.stages;
-    const double first = std::ranges::max(stages, {}, &StageTimes::first).first;
+    const ReplayTimes first =
+        std::ranges::max(stages, {}, [](const StageTimes& t) { return t.first.seconds; }).first;
     const ReplayTimes before = std::ranges::max(all.before, {}, &ReplayTimes::seconds),
                       after = std::ranges::max(all.after, {}, &ReplayTimes::seconds);
-    const schedule::ScheduleCosts c = schedule_costs(all, costs);
-    const schedule::Timeline timeline = schedule::simulate(schedule_, c);
     Prediction p;
-    p.times = times_of_rank(stages, c, timeline);
-    const auto flushes = double(plan_.layout.flushes);
-    // Only the last flush reduces the gradients; the others are taken to do so, too.
-    p.times.add(p.times, flushes - 1);
-    const double step = timeline.step * flushes;
-    p.bubble_s = std::max(0.0, step - p.times.seconds);
-    p.times.add(before).add(after);
-    p.times.exposed[size_t(StreamKind::dp_param)] += first;
-    p.times.seconds += first;
+    p.times = times_of_rank(played_times);
+    p.bubble_s = std::max(0.0, played_times.timeline.step - p.times.seconds);
+    p.times.add(before).add(after).add(first);
+    p.times.make_positive();
     return p;
+  }
+
+  // The lists, played with the times of their actions.
+  struct PlayedTimes {
+    PipelineTimes times;
+    schedule::ScheduleCosts costs;
+    schedule::Timeline timeline;
+    std::set<std::pair<int64_t, int64_t>> unknown_hops;  // whose messages' costs are extrapolated
+  };
+
+  PlayedTimes played(const LaunchPrices& prices, const LaunchCosts& costs) const {
+    PlayedTimes p{.times = all_times(prices)};
+    for (const auto& [hop, link] : hops_)
+      if (!message_cost(hop, link, costs, true).known) p.unknown_hops.insert(hop);
+    p.costs = schedule_costs(p.times, costs);
+    p.timeline = schedule::simulate(schedule_, p.costs);
+    const auto slows = [&](StreamKind kind) { return prices.slowdown[size_t(kind)] > 0; };
+    if (slows(StreamKind::pp_send) || slows(StreamKind::pp_recv) || slows(StreamKind::dp_grad) ||
+        slows(StreamKind::dp_param)) {
+      // The first time the lists are played shows which computations run beside communication.
+      slow_down(p, prices);
+      p.costs = schedule_costs(p.times, costs);
+      p.timeline = schedule::simulate(schedule_, p.costs);
+    }
+    return p;
+  }
+
+  // Communication of a rank that is not part of its computations: messages, gathers of stages, and
+  // reductions after a stage's last backward; in the order in which they begin.
+  struct Outside {
+    StreamKind kind;
+    double begin, end;
+  };
+  std::vector<Outside> outside(const PlayedTimes& p, size_t rank) const {
+    std::vector<Outside> all;
+    for (const schedule::LaneTime& t : p.timeline.lanes[rank]) {
+      const schedule::Action& a = schedule_.ranks[rank][t.action];
+      switch (t.lane) {
+        case schedule::Lane::pp_send: all.push_back({StreamKind::pp_send, t.begin, t.end}); break;
+        case schedule::Lane::pp_receive: {
+          // Before its transfer, the message may wait for others on the sender's link.
+          const schedule::MessageCost& m = p.costs.messages.at({a.peer, int64_t(rank)});
+          const double begin = std::max(t.begin, t.end - m.latency - m.transfer);
+          all.push_back({StreamKind::pp_recv, begin, t.end});
+          break;
+        }
+        case schedule::Lane::dp:
+          if (a.kind == ActionKind::unshard)
+            all.push_back({StreamKind::dp_param, t.begin, t.end});
+          else if (t.begin >= p.timeline.times[rank][t.action].end)
+            all.push_back({StreamKind::dp_grad, t.begin, t.end});
+          break;
+        default: break;
+      }
+    }
+    std::ranges::sort(all, {}, &Outside::begin);
+    return all;
+  }
+
+  // Makes each action longer by what communication outside of it slows it down in the mean.
+  void slow_down(PlayedTimes& p, const LaunchPrices& prices) const {
+    struct Sum {
+      double seconds = 0;
+      int64_t count = 0;
+      void add(double s) { seconds += s, ++count; }
+      double mean() const { return count > 0 ? seconds / double(count) : 0; }
+    };
+    std::map<std::pair<int64_t, ActionKind>, Sum> sums;
+    std::map<schedule::PairKey, Sum> pairs;
+    for (size_t rank = 0; rank < schedule_.ranks.size(); ++rank) {
+      const schedule::ActionList& list = schedule_.ranks[rank];
+      const std::vector<schedule::ActionTime>& times = p.timeline.times[rank];
+      const std::vector<Outside> all = outside(p, rank);
+      auto next = all.begin();
+      Contention contention(prices.slowdown);
+      // The part of an action that it computes may be slowed down; in the rest it waits.
+      const auto longer = [&](double begin, double end, const ReplayTimes& t) {
+        if (t.seconds <= 0) return 0.0;
+        for (; next != all.end() && next->begin < begin + 2 * (end - begin); ++next)
+          contention.runs(next->kind, next->begin, next->end);
+        const double computed = std::accumulate(t.compute.begin(), t.compute.end(), 0.0);
+        return (contention.end_of(begin, end - begin) - end) * computed / t.seconds;
+      };
+      for (size_t i = 0; i < list.size(); ++i) {
+        const schedule::Action& a = list[i];
+        if (!is_compute(a.kind)) continue;
+        const double begin = times[i].begin;
+        const StageTimes& stage = p.times.stages[size_t(a.stage)];
+        if (a.overlaps_next && i + 1 < list.size()) {
+          const schedule::Action& b = list[++i];
+          const schedule::PairKey key{a.stage, b.stage, b.kind};
+          pairs[key].add(longer(begin, times[i].end, p.times.of_pair(key)));
+          continue;
+        }
+        const double more = longer(begin, times[i].end, of_action(stage, a.kind));
+        if (a.kind == ActionKind::B) {
+          const double of_I = stage.B.seconds > 0 ? stage.I.seconds / stage.B.seconds : 1;
+          sums[{a.stage, ActionKind::I}].add(more * of_I);
+          sums[{a.stage, ActionKind::W}].add(more * (1 - of_I));
+        } else {
+          sums[{a.stage, a.kind}].add(more);
+        }
+      }
+    }
+    for (auto& [key, times] : p.times.pairs) times.slow_down(pairs[key].mean());
+    for (size_t s = 0; s < p.times.stages.size(); ++s) {
+      StageTimes& stage = p.times.stages[s];
+      const auto mean = [&](ActionKind kind) { return sums[{int64_t(s), kind}].mean(); };
+      stage.F.slow_down(mean(ActionKind::F));
+      stage.I.slow_down(mean(ActionKind::I));
+      stage.W.slow_down(mean(ActionKind::W));
+      stage.B = stage.I;
+      stage.B.add(stage.W);
+    }
   }
 
   schedule::ScheduleCosts schedule_costs(const PipelineTimes& all, const LaunchCosts& costs) const {
@@ -341,50 +533,64 @@ class StepModel::Recording {
       c.stages.push_back(cost_of(t));
       c.delayed_wgrad = std::max(c.delayed_wgrad, t.delayed);
     }
-    c.together = all.together;
-    const double message = message_seconds(costs);
-    c.p2p_latency = std::min(message, message_link_.link.latency_s);
-    c.p2p_transfer = message - c.p2p_latency;
+    for (const auto& [key, pair] : all.pairs)
+      if (const double alone = all.alone(key).seconds; alone > 0)
+        c.pairs.emplace(key, pair.seconds / alone);
+    for (const auto& [hop, link] : hops_) {
+      // A message without bytes takes the latency.
+      const LaunchCost message = message_cost(hop, link, costs, true);
+      const double latency =
+          std::min(message.seconds, message_cost(hop, link, costs, false).seconds);
+      c.messages[hop] = {.latency = latency,
+                         .transfer = message.seconds - latency,
+                         .link = link_of_messages(link)};
+    }
     return c;
   }
 
-  double message_seconds(const LaunchCosts& costs) const {
-    double seconds = 0;
-    for (const PipelineRankSequences& rank : pipelines_[0].ranks)
-      if (rank.send)
-        seconds = std::max(seconds, costs.cost(list_.work(*rank.send), &message_link_).seconds);
-    return seconds;
+  // A rank has a link in its domain, and another one to the network. An emulated link carries all.
+  int64_t link_of_messages(const plan::GroupLink& hop) const {
+    const plan::CommOptions& comm = plan_.comm;
+    const bool emulated = comm.link_latency_us > 0 || comm.link_gbps > 0;
+    return emulated || hop.in_domain() ? 0 : 1;
   }
 
-  // Returns the times of the rank that computes longest in one flush, without the bubble.
-  ReplayTimes times_of_rank(const std::vector<StageTimes>& stages,
-                            const schedule::ScheduleCosts& costs,
-                            const schedule::Timeline& timeline) const {
+  // Returns what the largest message of a rank takes, or an empty one.
+  LaunchCost message_cost(const std::pair<int64_t, int64_t>& hop, const plan::GroupLink& link,
+                          const LaunchCosts& costs, bool full) const {
+    const RecordedPipeline& recorded = pipelines_[0];
+    const auto& send = recorded.ranks[recorded.of_rank[size_t(hop.first)]].send;
+    MT_CHECK(send, "rank {} of the pipeline sends, but has recorded no message", hop.first);
+    LaunchWork work = list_.work(*send);
+    if (!full) work.wire_bytes = 0;
+    return costs.cost(work, &link);
+  }
+
+  // Returns the times of the rank that computes longest, without the bubble.
+  ReplayTimes times_of_rank(const PlayedTimes& played) const {
+    const auto& [all, costs, timeline, unknown_hops] = played;
+    const std::vector<StageTimes>& stages = all.stages;
     const size_t rank = size_t(std::ranges::max_element(timeline.busy) - timeline.busy.begin());
     const schedule::ActionList& list = schedule_.ranks[rank];
     std::map<std::pair<int64_t, ActionKind>, int64_t> counts;
+    std::map<schedule::PairKey, int64_t> pairs;
     ReplayTimes t;
-    double saved = 0;  // by pairs
+    double counted = 0;  // of the dp lane, by computations
     for (size_t i = 0; i < list.size(); ++i) {
-      if (!is_compute(list[i].kind)) continue;
-      ++counts[{list[i].stage, list[i].kind}];
-      if (list[i].overlaps_next && i + 1 < list.size())
-        for (const schedule::Action* a : {&list[i], &list[i + 1]})
-          saved += (1 - costs.together) * of_action(stages[size_t(a->stage)], a->kind).seconds;
+      const schedule::Action& a = list[i];
+      if (!is_compute(a.kind)) continue;
+      counted += exposed_inside(costs.stages[size_t(a.stage)].dp, a.kind);
+      if (a.overlaps_next && i + 1 < list.size()) {
+        const schedule::Action& b = list[++i];
+        counted += exposed_inside(costs.stages[size_t(b.stage)].dp, b.kind);
+        ++pairs[{a.stage, b.stage, b.kind}];
+      } else {
+        ++counts[{a.stage, a.kind}];
+      }
     }
     for (const auto& [action, count] : counts)
       t.add(of_action(stages[size_t(action.first)], action.second), double(count));
-    // What pairs save is exposed communication of experts; gaps are hidden after it.
-    const auto exposed_by = [&](StreamKind kind) { return &t.exposed[size_t(kind)]; };
-    for (double* hidden : {exposed_by(StreamKind::ep), exposed_by(StreamKind::ep_counts),
-                           exposed_by(StreamKind::control), exposed_by(StreamKind::tp), &t.gaps}) {
-      const double less = std::min(saved, *hidden);
-      *hidden -= less;
-      t.seconds -= less;
-      saved -= less;
-    }
-    t.seconds -= saved;
-    t.compute[size_t(LaunchClass::memory)] -= saved;
+    for (const auto& [key, count] : pairs) t.add(all.of_pair(key), double(count));
     const auto lane = [&](schedule::Lane l) {
       return std::pair{timeline.sums[rank].busy[size_t(l)], timeline.sums[rank].exposed[size_t(l)]};
     };
@@ -398,16 +604,21 @@ class StepModel::Recording {
     add(StreamKind::pp_send, sends, in_sends);
     add(StreamKind::pp_recv, receives, in_receives);
     // The lane also has what actions wait for inside of them, which is counted already.
-    const double counted =
-        t.exposed[size_t(StreamKind::dp_grad)] + t.exposed[size_t(StreamKind::dp_param)];
     add(StreamKind::dp_grad, 0, std::max(0.0, lane(schedule::Lane::dp).second - counted));
-    for (const schedule::Action& a : list)
-      if (a.kind == ActionKind::unshard)
-        add(StreamKind::dp_param, stages[size_t(a.stage)].gather, 0);
-    for (size_t stage = 0; stage < stages.size(); ++stage)
-      if (schedule_.rank_of(int64_t(stage)) == int64_t(rank))
-        for (const StreamKind kind : {StreamKind::dp_grad, StreamKind::dp_param})
-          add(kind, stages[stage].last[size_t(kind)], 0);
+    for (const schedule::Action& a : list) {
+      if (a.kind == ActionKind::unshard) {
+        const ReplayTimes& gather = stages[size_t(a.stage)].gather;
+        add(StreamKind::dp_param, gather.seconds, 0);
+        t.unknown += gather.unknown;
+      }
+      if (!is_send(a.kind) && !is_receive(a.kind)) continue;
+      const std::pair hop =
+          is_send(a.kind) ? std::pair{int64_t(rank), a.peer} : std::pair{a.peer, int64_t(rank)};
+      if (unknown_hops.contains(hop)) {
+        const schedule::MessageCost& m = costs.messages.at(hop);
+        t.unknown += m.latency + m.transfer;
+      }
+    }
     return t;
   }
 
@@ -419,9 +630,9 @@ class StepModel::Recording {
   std::vector<RecordedPipeline> pipelines_;
   std::vector<double> periods_;  // by stage: how often the difference of the two follows
   int64_t further_ = 0;          // how often the difference of a WholeStep follows
-  // Of a pipeline: the lists of a flush.
+  // Of a pipeline: the lists of all flushes of a step.
   schedule::Schedule schedule_;
-  plan::GroupLink message_link_;
+  std::map<std::pair<int64_t, int64_t>, plan::GroupLink> hops_;  // by sender and receiver
 };
 
 StepModel::StepModel(const RunPlan& plan, const plan::Cluster& cluster, RecordedParts parts)

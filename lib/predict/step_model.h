@@ -17,7 +17,7 @@ enum class RecordedParts {
   all
 };
 
-// A flush of a pipeline.
+// A step of a pipeline.
 struct PlayedPipeline {
   schedule::Schedule schedule;
   schedule::Timeline timeline;

@@ -124,26 +124,41 @@ class Player {
     }
   }
 
+  // Which share of their times two actions take together.
+  double together(const Action& forward, const Action& backward) const {
+    const auto own = costs_.pairs.find({forward.stage, backward.stage, backward.kind});
+    return own == costs_.pairs.end() ? costs_.together : own->second;
+  }
+
   double delayed(const Action& a) const {
     return a.kind == ActionKind::B ? costs_.delayed_wgrad * cost(a).W : 0;
+  }
+
+  MessageCost message_to(int64_t rank, int64_t peer) const {
+    const auto own = costs_.messages.find({rank, peer});
+    if (own != costs_.messages.end()) return own->second;
+    return {.latency = costs_.p2p_latency,
+            .transfer = costs_.p2p_transfer,
+            .link = costs_.one_link ? -1 : peer};
   }
 
   // Returns the end of the send, and wakes the rank that waits for it.
   double send(int64_t rank, const Action& a) {
     const bool back = a.kind == ActionKind::send_b;
-    double& link_free = link_free_[{rank, costs_.one_link ? -1 : a.peer}];
+    const MessageCost message = message_to(rank, a.peer);
+    double& link_free = link_free_[{rank, message.link}];
     double& channel_free = channel_free_[{rank, a.peer}];
     // Without overlap, adjacent messages start together.
     const double ready =
         costs_.overlap_p2p ? done_[back][at(a.stage, a.micro_batch)] : computed_[size_t(rank)];
     const double begin = std::max({ready, link_free, channel_free});
-    link_free = begin + costs_.p2p_transfer;
-    const double arrival = channel_free = link_free + costs_.p2p_latency;
-    const size_t message = at(a.stage + (back ? -1 : 1), a.micro_batch);
-    sent_[back][message] = ready;
-    arrival_[back][message] = arrival;
+    link_free = begin + message.transfer;
+    const double arrival = channel_free = link_free + message.latency;
+    const size_t place = at(a.stage + (back ? -1 : 1), a.micro_batch);
+    sent_[back][place] = ready;
+    arrival_[back][place] = arrival;
     works(rank, Lane::pp_send, next_[size_t(rank)], begin, arrival);
-    if (waiting_[back][message] >= 0) ready_.push_back(waiting_[back][message]);
+    if (waiting_[back][place] >= 0) ready_.push_back(waiting_[back][place]);
     const bool blocks =
         !costs_.overlap_p2p ||
         (costs_.paired_gradient == PairedGradient::in_order && back && is_paired(rank, a));
@@ -235,7 +250,7 @@ class Player {
   void compute(int64_t rank, const Action& a, const Action* b) {
     if (!costs_.parts.empty() && a.kind != ActionKind::W) return run_parts(rank, a, b);
     const double& clock = clock_[size_t(rank)];
-    const double share = b ? costs_.together : 1, begin = clock;
+    const double share = b ? together(a, *b) : 1, begin = clock;
     record(rank, clock + share * length(a));
     if (b) record(rank, clock + share * length(*b));
     timeline_.busy[size_t(rank)] += clock - begin;
@@ -322,8 +337,8 @@ class Player {
 
   void finish_paired(int64_t rank, const Action& forward, const Action& backward) {
     const double tail = costs_.paired_gradient == PairedGradient::at_once ? costs_.forward_tail : 0;
-    finish(backward,
-           clock_[size_t(rank)] - costs_.together * (delayed(backward) + tail * length(forward)));
+    finish(backward, clock_[size_t(rank)] - together(forward, backward) *
+                                                (delayed(backward) + tail * length(forward)));
     paired_[size_t(rank)] = backward;
   }
 
@@ -363,7 +378,8 @@ class Player {
   // receiver's stage.
   std::vector<int64_t> waiting_[2];
   std::vector<double> done_[2], sent_[2], arrival_[2];
-  std::map<std::pair<int64_t, int64_t>, double> link_free_, channel_free_;  // by sender, receiver
+  std::map<std::pair<int64_t, int64_t>, double> link_free_;     // by sender and link
+  std::map<std::pair<int64_t, int64_t>, double> channel_free_;  // by sender and receiver
   std::map<std::tuple<ActionKind, int64_t, int, int64_t>, PartsRun> runs_;
 };
 

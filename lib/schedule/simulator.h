@@ -3,6 +3,9 @@
 // executed()).
 #pragma once
 #include <array>
+#include <map>
+#include <tuple>
+#include <utility>
 
 #include "schedule/action.h"
 #include "schedule/expert_parts.h"
@@ -30,6 +33,16 @@ struct StageCost {
   Inside tp = {}, cp = {}, dp = {};  // dp: gathers for each use, as without unshard actions
 };
 
+// What a message from one rank to another takes, as the p2p figures of ScheduleCosts. The messages
+// of a rank over one link follow each other.
+struct MessageCost {
+  double latency = 0, transfer = 0;
+  int64_t link = 0;
+};
+
+// Actions that run together: the forward's stage, the backward's, and the kind of the backward.
+using PairKey = std::tuple<int64_t, int64_t, ActionKind>;
+
 struct ScheduleCosts {
   std::vector<StageCost> stages{StageCost{}};  // by stage; one entry stands for all of them
   // A message keeps the link from one rank to the other busy for `p2p_transfer` (bytes /
@@ -38,6 +51,8 @@ struct ScheduleCosts {
   double p2p_latency = 0, p2p_transfer = 0;
   // A rank has one link for the messages to all others, as comm.link emulates it.
   bool one_link = false;
+  // By sender and receiver: messages that do not take the figures above.
+  std::map<std::pair<int64_t, int64_t>, MessageCost> messages;
   // The share of W that a B computes after its input gradient has been sent. Without overlap
   // nothing is sent before the B ends.
   double delayed_wgrad = 0;
@@ -45,6 +60,7 @@ struct ScheduleCosts {
   // But with PairedGradient::at_once the gradient is sent while the last `forward_tail` of the
   // forward still runs.
   double together = 1, forward_tail = 0;
+  std::map<PairKey, double> pairs;  // shares that differ from `together`
   PairedGradient paired_gradient = PairedGradient::at_end;
   // Without overlap a sender computes nothing until its message has arrived, as in the lists of
   // with_batched_messages(). A message begins when its sender reaches it; in the simulation it does

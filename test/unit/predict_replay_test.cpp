@@ -150,6 +150,34 @@ TEST_CASE("gaps between launches count") {
   CHECK(t.gaps == 1);
 }
 
+TEST_CASE("communication is exposed only while it runs") {
+  NamedCosts costs;
+  costs.gap = 0.5;
+  // The all-reduce begins 0.5 s after the GEMM.
+  const ReplayTimes gap = Script()
+                              .gemm(3)
+                              .wait(StreamKind::tp, StreamKind::compute)
+                              .sends(StreamKind::tp, 4)
+                              .wait(StreamKind::compute, StreamKind::tp)
+                              .replay(costs);
+  CHECK(gap.seconds == 8);
+  CHECK(exposed(gap, StreamKind::tp) == 4);
+  CHECK(gap.gaps == 1);
+  expect_adds_up(gap);
+  // Compute waits for tp, and tp for parameters.
+  const ReplayTimes chain = Script()
+                                .sends(StreamKind::dp_param, 5)
+                                .wait(StreamKind::tp, StreamKind::dp_param)
+                                .sends(StreamKind::tp, 1)
+                                .gemm(2)
+                                .wait(StreamKind::compute, StreamKind::tp)
+                                .replay();
+  CHECK(chain.seconds == 6);
+  CHECK(exposed(chain, StreamKind::tp) == 1);
+  CHECK(exposed(chain, StreamKind::dp_param) == 3);
+  expect_adds_up(chain);
+}
+
 TEST_CASE("communication slows computations down while it runs") {
   NamedCosts costs;
   costs.slow = 1;

@@ -155,6 +155,22 @@ TEST_CASE("messages to different ranks share a link if a rank has one") {
   const double apart = begin_of_0B0();
   costs.one_link = true;  // the activation goes first
   CHECK(begin_of_0B0() == apart + 1);
+  costs.one_link = false;
+  costs.messages = {{{1, 0}, {.transfer = 1, .link = 7}}, {{1, 2}, {.transfer = 1, .link = 7}}};
+  CHECK(begin_of_0B0() == apart + 1);
+  costs.messages[{1, 0}].link = 8;
+  CHECK(begin_of_0B0() == apart);
+}
+
+TEST_CASE("each hop of a pipeline has its own link") {
+  // 0F0 [0,1] ... of three ranks; only the message from the second to the third one takes time.
+  const Schedule s = with_messages(make_schedule(schedule_named("gpipe"), {3, 1, 1}));
+  ScheduleCosts costs;
+  const double free = simulate(s, costs).step;
+  costs.messages[{1, 2}] = {.latency = 2, .transfer = 3};
+  CHECK(simulate(s, costs).step == free + 5);
+  costs.p2p_transfer = 1;  // of the three other messages
+  CHECK(simulate(s, costs).step == free + 5 + 3);
 }
 
 TEST_CASE("the lanes of a rank, by hand") {
