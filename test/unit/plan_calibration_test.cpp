@@ -65,6 +65,8 @@ TEST_CASE("a calibration is read as it was written") {
       .gap_s = 1.5e-6,
       .host_s = 0.7e-6,
       .slowdowns = {{"dp_grad", 0.25}, {"tp", 0.5}},
+      .stretches = {{"cp", 1.5}},
+      .idle_share = 0.0625,
       .launches = {{.name = "matmul_qkv_fwd",
                     .dtype = DType::bf16,
                     .points = {{1e9, 123456789012, 4e5, 1.2345e-3, 0.01},
@@ -86,6 +88,8 @@ TEST_CASE("a calibration is read as it was written") {
   CHECK(r.gap_s == Approx(c.gap_s));
   CHECK(r.host_s == Approx(c.host_s));
   CHECK(r.slowdowns == c.slowdowns);
+  CHECK(r.stretches == c.stretches);
+  CHECK(r.idle_share == c.idle_share);
   REQUIRE(r.find("matmul_qkv_fwd", DType::bf16));
   const LaunchPoint& p = r.find("matmul_qkv_fwd", DType::bf16)->points.at(0);
   CHECK(p.flops == 1e9);
@@ -117,7 +121,7 @@ TEST_CASE("all mistakes of a calibration are reported at once, with their lines"
   text += "  flat fp32: 3\n";
   text += "links:\n  all_reduce 2: {alpha_us: 1, gbytes_s: 1}\n";
   text += "  send fp32 2: {alpha_us: -1, gbytes_s: 1}\n";
-  text += "slowdown: {dp_grads: 0.1}\nmachin: x\nthreads: 0\n";
+  text += "slowdown: {dp_grads: 0.1}\nstretch: {cp: -1}\nmachin: x\nthreads: 0\n";
   const std::string all = mistakes(text);
   for (const char* part :
        {"m.yaml:8:3: error: add bf16: read has 2 numbers, and seconds has 1",
@@ -126,7 +130,7 @@ TEST_CASE("all mistakes of a calibration are reported at once, with their lines"
         "norm fp32: seconds: ", "fill fp32: has no times", "copy fp32: has a size twice",
         "flat fp32: expected a mapping", "all_reduce 2: expected a name such as",
         "send fp32 2: alpha_us: ", "slowdown: dp_grads: ", "did you mean dp_grad?",
-        "machin: ", "did you mean machine?", "threads: "}) {
+        "stretch: cp: ", "machin: ", "did you mean machine?", "threads: "}) {
     INFO(part << " in\n" << all);
     CHECK(all.find(part) != std::string::npos);
   }

@@ -50,6 +50,7 @@ plan::Calibration calibration() {
       .gap_s = 3e-6,
       .host_s = 2e-6,
       .slowdowns = {{"dp_grad", 0.3}},
+      .stretches = {{"cp", 2.0}},
       .launches = {{.name = "matmul_up_fwd", .dtype = DType::f32, .points = gemms()},
                    {.name = "add",
                     .dtype = DType::f32,
@@ -186,6 +187,8 @@ TEST_CASE("communication takes the measured link of its kind") {
   CHECK(c.cost(w, &far).seconds == Approx(SheetCosts(cluster(), {}).cost(w, &far).seconds));
   CHECK_FALSE(c.cost(w, &four).known);
   CHECK_FALSE(c.cost(sent("all_to_all", StreamKind::ep, 1e6), &two).known);
+  // In a step, streams of cp need twice the time of communication alone.
+  CHECK(c.cost(sent("all_reduce", StreamKind::cp, 4e6), &two).seconds == Approx(2 * (1e-5 + 1e-3)));
   CHECK(c.slowdown(StreamKind::dp_grad) == Approx(0.3));
   CHECK(c.slowdown(StreamKind::tp) == 0);
   CHECK(c.gap_seconds() == 3e-6);

@@ -15,13 +15,14 @@ namespace {
 // A launch takes as many seconds as its name says: "2" or "0.5".
 class NamedCosts : public LaunchCosts {
  public:
-  double gap = 0, host = 0, slow = 0;
+  double gap = 0, host = 0, slow = 0, idle = 0;
   LaunchCost cost(const LaunchWork& launch, const plan::GroupLink*) const override {
     return {.seconds = launch.flops > 0 ? launch.flops : launch.read + launch.wire_bytes};
   }
   double gap_seconds() const override { return gap; }
   double host_seconds() const override { return host; }
   double slowdown(StreamKind) const override { return slow; }
+  double idle_share() const override { return idle; }
 };
 
 // Records items as a device does, with the numbers of each stream.
@@ -69,7 +70,7 @@ double exposed(const ReplayTimes& t, StreamKind kind) { return t.exposed[size_t(
 double computed(const ReplayTimes& t, LaunchClass c) { return t.compute[size_t(c)]; }
 
 void expect_adds_up(const ReplayTimes& t) {
-  double sum = t.gaps;
+  double sum = t.gaps + t.idle;
   for (const double c : t.compute) sum += c;
   for (const double e : t.exposed) sum += e;
   CHECK(sum == Approx(t.seconds));
@@ -100,6 +101,43 @@ TEST_CASE("communication is exposed while compute waits for it") {
   CHECK(exposed(t, StreamKind::tp) == 2);
   CHECK(t.busy[size_t(StreamKind::tp)] == 4);
   expect_adds_up(t);
+}
+
+TEST_CASE("ranks that share layers wait for later ones") {
+  NamedCosts costs;
+  costs.idle = 0.1;
+  // After 10 s the others are 1 s behind, and 2 s later another 0.2 s. The second all-reduce of the
+  // pair finds them even.
+  const ReplayTimes t = Script()
+                            .gemm(10)
+                            .wait(StreamKind::tp, StreamKind::compute)
+                            .sends(StreamKind::tp, 3)
+                            .sends(StreamKind::tp, 3)
+                            .wait(StreamKind::compute, StreamKind::tp)
+                            .gemm(2)
+                            .wait(StreamKind::tp, StreamKind::compute)
+                            .sends(StreamKind::tp, 1)
+                            .wait(StreamKind::compute, StreamKind::tp)
+                            .replay(costs);
+  CHECK(t.seconds == Approx(20.2));
+  CHECK(t.idle == Approx(1.2));
+  CHECK(exposed(t, StreamKind::tp) == Approx(7));
+  CHECK(t.busy[size_t(StreamKind::tp)] == Approx(7));
+  expect_adds_up(t);
+  // Nobody waits beside computations, or for data parallelism.
+  const ReplayTimes hidden = Script()
+                                 .gemm(10)
+                                 .wait(StreamKind::cp, StreamKind::compute)
+                                 .sends(StreamKind::cp, 3)
+                                 .gemm(5)
+                                 .wait(StreamKind::compute, StreamKind::cp)
+                                 .wait(StreamKind::dp_grad, StreamKind::compute)
+                                 .sends(StreamKind::dp_grad, 1)
+                                 .wait(StreamKind::compute, StreamKind::dp_grad)
+                                 .replay(costs);
+  CHECK(hidden.seconds == Approx(16));
+  CHECK(hidden.idle == 0);
+  expect_adds_up(hidden);
 }
 
 TEST_CASE("a wait for items that are not replayed is over") {
