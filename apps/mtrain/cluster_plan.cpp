@@ -13,15 +13,30 @@
 #include "plan/rules/rules.h"
 #include "plan/rules/unsupported.h"
 #include "recipe/load/find_recipe.h"
+#include "recipe/load/mistakes.h"
 
 namespace mtrain {
+
+namespace {
+
+const char* place_of_mistakes(const Diagnostics& diagnostics, const std::string& cluster) {
+  bool in_cluster = false, in_recipe = false;
+  for (const recipe::Diagnostic& d : diagnostics.sorted())
+    if (d.severity == recipe::Severity::error)
+      (d.location.source == cluster ? in_cluster : in_recipe) = true;
+  return !in_cluster ? "in the recipe"
+         : in_recipe ? "in the recipe and the cluster file"
+                     : "in the cluster file";
+}
+
+}  // namespace
 
 ClusterPlan plan_on_cluster(const ClusterPlanWords& words) {
   Diagnostics diagnostics;
   const std::vector<std::string> folders = folders_of_recipes();
   const std::string path = recipe::find_recipe(words.recipe, folders, diagnostics),
                     cluster_path = plan::find_cluster(words.cluster, folders, diagnostics);
-  diagnostics.throw_if_errors();
+  recipe::throw_mistakes(diagnostics, "on the command line");
   plan::Cluster cluster = plan::read_cluster(cluster_path, diagnostics);
   const int64_t world = words.world_size.value_or(cluster.gpus());
   plan::Machine machine;
@@ -42,7 +57,7 @@ ClusterPlan plan_on_cluster(const ClusterPlanWords& words) {
   if (saved.empty()) interchange::check_folder_model(recipe, diagnostics);
   plan::check_supported(recipe, diagnostics);
   if (cluster_is_right) plan::check_cluster(cluster, recipe, world, diagnostics);
-  diagnostics.throw_if_errors();
+  recipe::throw_mistakes(diagnostics, place_of_mistakes(diagnostics, cluster.source));
   const int64_t vocabulary = vocabulary_of_plan(recipe);
   RunPlan plan = plan::make_plan(recipe, world, vocabulary);
   return {.cluster = std::move(cluster),

@@ -206,14 +206,14 @@ expect "a prediction on no cluster" 2 "dgx_h10: no such file" "did you mean dgx_
 expect "a prediction on too few devices" 2 "4 x 8 devices are too few for 64 ranks" "write nodes: 8" -- \
   plan --recipe llama3_8b --cluster dgx_h100 --world-size 64
 printf 'gpu: h100\nnods: 2\n' >"$work/cluster.yaml"
-expect "a prediction of two wrong files" 2 "cluster.yaml:2:1: error: nods" "optimizer.lrr" -- \
+expect "a prediction of two wrong files" 2 "in the recipe and the cluster file" "cluster.yaml:2:1: error: nods" "optimizer.lrr" -- \
   plan --recipe llama3_8b --cluster "$work/cluster.yaml" --world-size 8 optimizer.lrr=1
 expect "a prediction that contradicts its recipe" 2 "hardware.gpu: is h200, but the cluster has h100" -- \
   plan --recipe llama3_8b --cluster dgx_h100 --world-size 32 hardware.gpu=h200
 expect "a search for layouts" 0 "layouts on " "the recipe's own layout" "do not fit into the memory" -- \
   plan --recipe llama3_8b --cluster dgx_h100 --search --free tp,micro_batch --write 1 --output "$work/best.yaml"
 expect "the recipe of a ranked layout" 0 "fits" -- --recipe "$work/best.yaml" --dry-run --world-size 32
-expect "a search over another field" 2 '`tq` is not a field of a layout' '`a` is not a field' "did you mean tp?" -- \
+expect "a search over another field" 2 "on the command line" '`tq` is not a field of a layout' '`a` is not a field' "did you mean tp?" -- \
   plan --recipe llama3_8b --cluster dgx_h100 --search --free tq --fix a=b
 expect "a search without a legal layout" 2 "none of " "do not divide the ranks" -- \
   plan --recipe llama3_8b --cluster dgx_h100 --search --fix tp=64
