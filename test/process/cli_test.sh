@@ -211,7 +211,9 @@ expect "a prediction of two wrong files" 2 "in the recipe and the cluster file" 
 expect "a prediction that contradicts its recipe" 2 "hardware.gpu: is h200, but the cluster has h100" -- \
   plan --recipe llama3_8b --cluster dgx_h100 --world-size 32 hardware.gpu=h200
 expect "a search for layouts" 0 "layouts on " "the recipe's own layout" "do not fit into the memory" -- \
-  plan --recipe llama3_8b --cluster dgx_h100 --search --free tp,micro_batch --write 1 --output "$work/best.yaml"
+  plan --recipe llama3_8b --cluster dgx_h100 --world-size 32 --search --free tp,micro_batch --write 1 --output "$work/best.yaml"
+expect "a search as JSON" 0 '"ranked"' '"settings"' '"out"' '"left"' -- \
+  plan --recipe llama3_8b --cluster dgx_h100 --world-size 32 --search --free tp,micro_batch --json
 expect "the recipe of a ranked layout" 0 "fits" -- --recipe "$work/best.yaml" --dry-run --world-size 32
 expect "a search over another field" 2 "on the command line" '`tq` is not a field of a layout' '`a` is not a field' "did you mean tp?" -- \
   plan --recipe llama3_8b --cluster dgx_h100 --search --free tq --fix a=b
