@@ -38,7 +38,7 @@ ClusterPlan plan_on_cluster(const ClusterPlanWords& words) {
                     cluster_path = plan::find_cluster(words.cluster, folders, diagnostics);
   recipe::throw_mistakes(diagnostics, "on the command line");
   plan::Cluster cluster = plan::read_cluster(cluster_path, diagnostics);
-  const int64_t world = words.world_size.value_or(cluster.gpus());
+  int64_t world = words.world_size.value_or(cluster.nodes_are_auto ? 0 : cluster.gpus());
   plan::Machine machine;
   machine.dry_run = true;
   const std::string saved = interchange::continued_model(path, words.overrides, false);
@@ -49,8 +49,11 @@ ClusterPlan plan_on_cluster(const ClusterPlanWords& words) {
   std::vector<std::string> settings = words.overrides;
   if (!diagnostics.has_errors()) {
     Diagnostics ignored;
-    const std::vector<std::string> more = plan::settings_for(cluster, load(settings, ignored));
+    const Recipe recipe = load(settings, ignored);
+    const std::vector<std::string> more = plan::settings_for(cluster, recipe);
     settings.insert(settings.begin(), more.begin(), more.end());
+    plan::grow_cluster(cluster, world > 0 ? world : plan::layout_of(recipe, 0).world, diagnostics);
+    world = words.world_size.value_or(cluster.gpus());
   }
   const bool cluster_is_right = !diagnostics.has_errors();
   Recipe recipe = load(settings, diagnostics);

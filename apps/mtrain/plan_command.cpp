@@ -203,7 +203,7 @@ void add_plan_command(CLI::App& app) {
        "mtrain plan --recipe recipes/quickstart.yaml --cluster cpu_2cores --json",
        "mtrain plan --recipe llama3_70b --cluster dgx_h100 distributed.tp_size=4",
        "mtrain plan --recipe mixtral_8x7b --cluster dgx_h100 --timeline mixtral.html",
-       "mtrain plan --recipe llama3_8b --cluster dgx_h100 --search --free tp,micro_batch"});
+       "mtrain plan --recipe llama3_8b --cluster dgx_h100 --world-size 32 --search --free tp"});
   command
       ->add_option("--recipe,-r,--config,-c", o->recipe,
                    "YAML recipe: a path, or the name of a ready recipe (llama3_8b)")
@@ -216,7 +216,8 @@ void add_plan_command(CLI::App& app) {
                       "settings that override the recipe: section.field=value");
   command
       ->add_option("--world-size", o->world_size,
-                   "ranks to plan for; by default one for each device of the cluster")
+                   "ranks to plan for; by default one for each device of the cluster, which has as "
+                   "many nodes as the recipe's sizes need unless its file says how many")
       ->check(integer_from(int64_t{1}, int64_t{1} << 24).description(""))
       ->type_name("N");
   command->add_option(
