@@ -13,17 +13,32 @@
 #include "plan/rules/rules.h"
 #include "plan/rules/unsupported.h"
 #include "recipe/load/find_recipe.h"
+#include "recipe/load/mistakes.h"
 
 namespace mtrain {
+
+namespace {
+
+const char* place_of_mistakes(const Diagnostics& diagnostics, const std::string& cluster) {
+  bool in_cluster = false, in_recipe = false;
+  for (const recipe::Diagnostic& d : diagnostics.sorted())
+    if (d.severity == recipe::Severity::error)
+      (d.location.source == cluster ? in_cluster : in_recipe) = true;
+  return !in_cluster ? "in the recipe"
+         : in_recipe ? "in the recipe and the cluster file"
+                     : "in the cluster file";
+}
+
+}  // namespace
 
 ClusterPlan plan_on_cluster(const ClusterPlanWords& words) {
   Diagnostics diagnostics;
   const std::vector<std::string> folders = folders_of_recipes();
   const std::string path = recipe::find_recipe(words.recipe, folders, diagnostics),
                     cluster_path = plan::find_cluster(words.cluster, folders, diagnostics);
-  diagnostics.throw_if_errors();
+  recipe::throw_mistakes(diagnostics, "on the command line");
   plan::Cluster cluster = plan::read_cluster(cluster_path, diagnostics);
-  const int64_t world = words.world_size.value_or(cluster.gpus());
+  int64_t world = words.world_size.value_or(cluster.nodes_are_auto ? 0 : cluster.gpus());
   plan::Machine machine;
   machine.dry_run = true;
   const std::string saved = interchange::continued_model(path, words.overrides, false);
@@ -34,15 +49,18 @@ ClusterPlan plan_on_cluster(const ClusterPlanWords& words) {
   std::vector<std::string> settings = words.overrides;
   if (!diagnostics.has_errors()) {
     Diagnostics ignored;
-    const std::vector<std::string> more = plan::settings_for(cluster, load(settings, ignored));
+    const Recipe recipe = load(settings, ignored);
+    const std::vector<std::string> more = plan::settings_for(cluster, recipe);
     settings.insert(settings.begin(), more.begin(), more.end());
+    plan::grow_cluster(cluster, world > 0 ? world : plan::layout_of(recipe, 0).world, diagnostics);
+    world = words.world_size.value_or(cluster.gpus());
   }
   const bool cluster_is_right = !diagnostics.has_errors();
   Recipe recipe = load(settings, diagnostics);
   if (saved.empty()) interchange::check_folder_model(recipe, diagnostics);
   plan::check_supported(recipe, diagnostics);
   if (cluster_is_right) plan::check_cluster(cluster, recipe, world, diagnostics);
-  diagnostics.throw_if_errors();
+  recipe::throw_mistakes(diagnostics, place_of_mistakes(diagnostics, cluster.source));
   const int64_t vocabulary = vocabulary_of_plan(recipe);
   RunPlan plan = plan::make_plan(recipe, world, vocabulary);
   return {.cluster = std::move(cluster),

@@ -14,7 +14,9 @@ namespace mtrain {
 struct ClusterPlanWords {
   std::string recipe, cluster;  // paths, or names of ready files
   std::vector<std::string> overrides;
-  std::optional<int64_t> world_size;  // absent: a rank for each of the cluster's devices
+  // Absent: a rank for each of the cluster's devices. A cluster whose nodes are auto then has as
+  // many as the fewest ranks need that the recipe's sizes allow.
+  std::optional<int64_t> world_size;
 };
 
 struct ClusterPlan {

@@ -21,6 +21,7 @@
 #include "predict/ranking_text.h"
 #include "predict/recorded_step.h"
 #include "predict/step_model.h"
+#include "recipe/load/mistakes.h"
 #include "schedule/render.h"
 
 namespace mtrain {
@@ -64,6 +65,57 @@ std::string prediction_json(const predict::Prediction& p, const ClusterPlan& pla
   return j.dump(2) + "\n";
 }
 
+nlohmann::ordered_json layout_json(const predict::RankedLayout& r) {
+  nlohmann::ordered_json j;
+  j["settings"] = r.change.settings;
+  for (const auto& [field, name] : enum_names(plan::LayoutField{})) {
+    const std::string value = r.choice.show(field);
+    nlohmann::ordered_json& of_field = j["layout"][std::string(name)];
+    if (const auto number = nlohmann::ordered_json::parse(value, nullptr, false);
+        number.is_number())
+      of_field = number;
+    else
+      of_field = value;
+  }
+  j["dp"] = r.dp;
+  j["step_s"] = r.step_s;
+  j["tokens_per_s"] = r.tokens_per_s;
+  j["mfu"] = r.mfu;
+  j["memory_bytes"] = r.memory;
+  return j;
+}
+
+nlohmann::ordered_json layouts_json(const std::vector<predict::RankedLayout>& layouts) {
+  nlohmann::ordered_json j = nlohmann::ordered_json::array();
+  for (const predict::RankedLayout& r : layouts) j.push_back(layout_json(r));
+  return j;
+}
+
+std::string ranking_json(const predict::LayoutRanking& r, const predict::LayoutSearch& search,
+                         const ClusterPlan& planned) {
+  const bool speed = search.objective == predict::Objective::speed;
+  nlohmann::ordered_json j;
+  j["ranks"] = planned.plan.layout.world;
+  j["cluster"] = planned.cluster.source;
+  j["objective"] = speed ? "speed" : "memory";
+  j["band"] = {{"share", r.band.share}, {"reason", r.band.reason}};
+  j["candidates"] = r.candidates;
+  j["legal"] = r.legal;
+  j["played"] = r.played;
+  j["ranked"] = layouts_json(r.ranked);
+  j["front"] = layouts_json(r.front);
+  j["own"] = r.own ? layout_json(*r.own) : nlohmann::ordered_json();
+  j["out"] = nlohmann::ordered_json::array();
+  for (const predict::LayoutsOut& out : r.out)
+    j["out"].push_back({{"reason", out.reason},
+                        {"count", out.count},
+                        {"nearest", out.nearest},
+                        {"detail", out.detail}});
+  j["left"]["count"] = r.left;
+  if (r.left > 0) j["left"][speed ? "least_step_s" : "least_memory_bytes"] = r.lowest_left;
+  return j.dump(2) + "\n";
+}
+
 void write_timeline(const std::string& path, const predict::PlayedPipeline& played) {
   const bool page = path.ends_with(".html");
   write_file_atomic(path, page ? schedule_html(played.schedule, played.timeline)
@@ -93,10 +145,9 @@ void show_search(const PlanOptions& o) {
   if ((o.write > 0) != !o.output.empty())
     mistakes.add("--write", "needs --output, and --output needs --write",
                  "write --write 1 --output best.yaml");
-  if (o.json || !o.timeline.empty())
-    mistakes.add("--search", "prints neither JSON nor a timeline",
-                 "predict a ranked layout by its settings");
-  mistakes.throw_if_errors();
+  if (!o.timeline.empty())
+    mistakes.add("--timeline", "a search draws none", "predict a ranked layout by its settings");
+  recipe::throw_mistakes(mistakes, "on the command line");
   ClusterPlan planned = plan_on_cluster(o);
   const auto costs =
       predict::costs_for(planned.cluster, planned.plan, folders_of_recipes(), planned.diagnostics);
@@ -104,7 +155,10 @@ void show_search(const PlanOptions& o) {
   const predict::LayoutRanking ranking = predict::search_layouts(
       planned.source, planned.recipe, planned.plan, planned.cluster, *costs, search);
   const int width = line_width(STDOUT_FILENO);
-  std::fputs(predict::ranking_text(ranking, search, planned.cluster, width).c_str(), stdout);
+  predict::check_ranked(ranking, planned.cluster, width);
+  const std::string text = o.json ? ranking_json(ranking, search, planned)
+                                  : predict::ranking_text(ranking, search, planned.cluster, width);
+  std::fputs(text.c_str(), stdout);
   if (o.write > 0) write_layout(o, ranking, planned);
 }
 
@@ -149,7 +203,7 @@ void add_plan_command(CLI::App& app) {
        "mtrain plan --recipe recipes/quickstart.yaml --cluster cpu_2cores --json",
        "mtrain plan --recipe llama3_70b --cluster dgx_h100 distributed.tp_size=4",
        "mtrain plan --recipe mixtral_8x7b --cluster dgx_h100 --timeline mixtral.html",
-       "mtrain plan --recipe llama3_8b --cluster dgx_h100 --search --free tp,micro_batch"});
+       "mtrain plan --recipe llama3_8b --cluster dgx_h100 --world-size 32 --search --free tp"});
   command
       ->add_option("--recipe,-r,--config,-c", o->recipe,
                    "YAML recipe: a path, or the name of a ready recipe (llama3_8b)")
@@ -162,7 +216,8 @@ void add_plan_command(CLI::App& app) {
                       "settings that override the recipe: section.field=value");
   command
       ->add_option("--world-size", o->world_size,
-                   "ranks to plan for; by default one for each device of the cluster")
+                   "ranks to plan for; by default one for each device of the cluster, which has as "
+                   "many nodes as the recipe's sizes need unless its file says how many")
       ->check(integer_from(int64_t{1}, int64_t{1} << 24).description(""))
       ->type_name("N");
   command->add_option(

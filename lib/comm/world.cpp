@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <mutex>
 
-#include <fmt/ranges.h>
+#include <fmt/format.h>
 
 #include "base/error.h"
 
@@ -11,9 +11,16 @@ namespace mtrain::comm {
 
 namespace {
 
-// The name of a group among all groups of a job.
+// The name of a group among all groups of a job: "tp:0,1". Plans have groups of thousands of ranks.
 std::string key_of(const std::string& name, const std::vector<int>& ranks) {
-  return fmt::format("{}:{}", name, fmt::join(ranks, ","));
+  std::string key = name + ":";
+  const size_t begin = key.size();
+  for (const int rank : ranks) {
+    if (key.size() > begin) key += ',';
+    const fmt::format_int digits(rank);
+    key.append(digits.data(), digits.size());
+  }
+  return key;
 }
 
 }  // namespace

@@ -89,6 +89,51 @@ std::vector<int64_t> Mesh::group(int64_t rank, const Axes& axes) const {
   return ranks;
 }
 
+namespace {
+
+// An axis of a group, and by how much the last of the ranks along the axes inside it exceeds the
+// first, with their number.
+struct GroupAxis {
+  int64_t size, stride, inner_span, inner_count;
+};
+
+// Counts the ranks in [begin, end) of the group along `axes` from the i-th one on, which begins at
+// `first`.
+int64_t count_in_range(const std::vector<GroupAxis>& axes, size_t i, int64_t first, int64_t begin,
+                       int64_t end) {
+  if (i == axes.size()) return first >= begin && first < end;
+  const auto& [size, stride, inner_span, inner_count] = axes[i];
+  if (end <= first) return 0;
+  int64_t count = 0;
+  const int64_t low = std::max<int64_t>(0, ceil_div(begin - first - inner_span, stride)),
+                high = std::min(size - 1, (end - 1 - first) / stride);
+  for (int64_t k = low; k <= high; ++k) {
+    const int64_t from = first + k * stride;
+    count += from >= begin && from + inner_span < end
+                 ? inner_count
+                 : count_in_range(axes, i + 1, from, begin, end);
+  }
+  return count;
+}
+
+}  // namespace
+
+int64_t Mesh::count_in_group(int64_t rank, const Axes& axes, int64_t begin, int64_t end) const {
+  std::vector<GroupAxis> of_group;
+  int64_t first = rank;
+  for (const AxisSize& a : axes_)
+    if (std::find(axes.begin(), axes.end(), a.axis) != axes.end()) {
+      first -= coordinate(rank, a.axis) * stride(a.axis);
+      of_group.push_back({a.size, stride(a.axis), 0, 1});
+    }
+  for (size_t i = of_group.size(); i-- > 1;) {
+    const GroupAxis& inner = of_group[i];
+    of_group[i - 1].inner_span = inner.inner_span + (inner.size - 1) * inner.stride;
+    of_group[i - 1].inner_count = inner.inner_count * inner.size;
+  }
+  return count_in_range(of_group, 0, first, begin, end);
+}
+
 int64_t Mesh::index_in_group(int64_t rank, const Axes& axes) const {
   int64_t index = 0;
   for (const AxisSize& d : axes_)

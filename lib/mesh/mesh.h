@@ -44,6 +44,8 @@ class Mesh {
   // Returns, in rising order, the ranks that share with `rank` every coordinate except those of
   // `axes`.
   std::vector<int64_t> group(int64_t rank, const Axes& axes) const;
+  // Returns how many ranks of that group are in [begin, end), without listing it.
+  int64_t count_in_group(int64_t rank, const Axes& axes, int64_t begin, int64_t end) const;
   // Returns the position of `rank` in that group.
   int64_t index_in_group(int64_t rank, const Axes& axes) const;
   // Returns all groups along `axes`; each rank is in one of them.

@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <map>
 
 #include <fmt/core.h>
 
 #include "base/error.h"
 #include "base/file.h"
 #include "base/gpu_facts.h"
+#include "base/math.h"
 #include "base/strings.h"
 #include "recipe/load/read_section.h"
 
@@ -20,6 +20,8 @@ namespace fs = std::filesystem;
 
 constexpr double kTera = 1e12, kGiga = 1e9, kMicro = 1e-6, kGib = 1 << 30;
 constexpr double kBytesPerGbit = kGiga / 8;
+// Stands for the rate of a network that does not exist.
+constexpr double kNoRate = 1;
 
 // What `auto` stands for; 0: no data sheet has it, and the file must give it.
 struct KindFacts {
@@ -78,16 +80,19 @@ Cluster resolve(const recipe::ClusterConfig& c, const std::string& source,
       diagnostics.add("domain.gpus", "is missing", "write how many ranks a host has");
     out.domain_gpus = 1;
   }
-  out.nodes = c.nodes;
+  out.nodes = c.nodes.value_or(1);
+  out.nodes_are_auto = !c.nodes;
   // A domain of one device has no links, and a single domain no network.
   const bool links = out.domain_gpus > 1, network = out.nodes > 1;
+  out.network_given = c.network.gbps.has_value();
   out.domain = {.bytes_per_s = value("domain.gbps", c.domain.gbps, kBytesPerGbit,
                                      links ? known.domain_rate : 1),
                 .latency_s = c.domain.latency_us * kMicro};
-  out.network = {.bytes_per_s = value("network.gbps", c.network.gbps, kBytesPerGbit,
-                                      network ? known.network_rate : 1) *
-                                c.network.nics_per_gpu / c.network.oversubscription,
-                 .latency_s = c.network.latency_us * kMicro};
+  out.network = {
+      .bytes_per_s = value("network.gbps", c.network.gbps, kBytesPerGbit,
+                           network ? known.network_rate : std::max(known.network_rate, kNoRate)) *
+                     c.network.nics_per_gpu / c.network.oversubscription,
+      .latency_s = c.network.latency_us * kMicro};
   if (c.calibration)
     out.calibration = (fs::path(source).parent_path() / *c.calibration).lexically_normal().string();
   out.stack = c.stack.value_or("");
@@ -125,6 +130,17 @@ Cluster read_cluster(const std::string& path, Diagnostics& diagnostics) {
     return {.source = path};
   }
   return read_cluster_text(text, path, diagnostics);
+}
+
+void grow_cluster(Cluster& c, int64_t world, Diagnostics& diagnostics) {
+  if (!c.nodes_are_auto) return;
+  c.nodes = std::max<int64_t>(1, ceil_div(world, c.domain_gpus));
+  if (c.nodes > 1 && c.is_cpu() && !c.network_given)
+    diagnostics.add_at(recipe::Severity::error, {c.source, 0, 0}, "network.gbps",
+                       fmt::format("is missing, and {} has no data sheet with it: {} ranks need {} "
+                                   "hosts of {}",
+                                   enum_name(c.kind), world, c.nodes, c.domain_gpus),
+                       "write the rate of the network between hosts");
 }
 
 std::string find_cluster(const std::string& name, const std::vector<std::string>& recipe_folders,
@@ -169,7 +185,7 @@ void check_cluster(const Cluster& c, const recipe::Recipe& r, int64_t world,
     diagnostics.add_at(
         recipe::Severity::error, {c.source, 0, 0}, "nodes",
         fmt::format("{} x {} devices are too few for {} ranks", c.nodes, c.domain_gpus, world),
-        fmt::format("write nodes: {}", (world + c.domain_gpus - 1) / c.domain_gpus));
+        fmt::format("write nodes: {}, or leave nodes out", ceil_div(world, c.domain_gpus)));
 }
 
 std::vector<std::string> settings_for(const Cluster& cluster, const recipe::Recipe& recipe) {
@@ -187,15 +203,18 @@ std::vector<std::string> settings_for(const Cluster& cluster, const recipe::Reci
 
 GroupLink link_of(const Cluster& c, const std::vector<int64_t>& ranks) {
   MT_CHECK(!ranks.empty(), "the link of a group without ranks");
-  std::map<int64_t, int64_t> in_domain;
-  for (const int64_t rank : ranks) ++in_domain[rank / c.domain_gpus];
-  int64_t fewest = int64_t(ranks.size());
-  for (const auto& [domain, count] : in_domain) fewest = std::min(fewest, count);
-  const bool one = in_domain.size() == 1;
-  return {.link = one ? c.domain : c.network,
-          .ranks = int64_t(ranks.size()),
-          .domains = int64_t(in_domain.size()),
-          .per_domain = fewest};
+  std::vector<int64_t> domains;
+  domains.reserve(ranks.size());
+  for (const int64_t rank : ranks) domains.push_back(rank / c.domain_gpus);
+  if (!std::ranges::is_sorted(domains)) std::ranges::sort(domains);
+  GroupLink link{.ranks = int64_t(ranks.size()), .domains = 0, .per_domain = int64_t(ranks.size())};
+  for (auto first = domains.begin(); first != domains.end(); ++link.domains) {
+    const auto next = std::find_if(first, domains.end(), [&](int64_t d) { return d != *first; });
+    link.per_domain = std::min(link.per_domain, int64_t(next - first));
+    first = next;
+  }
+  link.link = link.in_domain() ? c.domain : c.network;
+  return link;
 }
 
 GroupLink link_of(const Cluster& c, const mesh::Mesh& mesh, const mesh::Axes& axes) {

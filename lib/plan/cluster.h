@@ -25,6 +25,9 @@ struct Cluster {
   double bf16_flops = 0, fp8_flops = 0, fp32_flops = 0;  // peaks of dense GEMMs; fp8 0: none
   double memory_bytes_per_s = 0;
   int64_t domain_gpus = 1, nodes = 1;
+  // Whether the file leaves `nodes` to plans, which grow_cluster() then sets.
+  bool nodes_are_auto = false;
+  bool network_given = false;  // whether the file has the rate of a network card
   ClusterLink domain, network;
   std::string calibration, stack;  // a path, and a name; empty if the file has none
 
@@ -41,6 +44,10 @@ Cluster read_cluster(const std::string& path, Diagnostics& diagnostics);
 // Does the same for text that is not in a file; messages call it `source`.
 Cluster read_cluster_text(const std::string& text, const std::string& source,
                           Diagnostics& diagnostics);
+
+// Gives a cluster whose nodes are auto as many as `world` ranks need. Reports a network between
+// them of which neither the file nor a data sheet has the rate.
+void grow_cluster(Cluster& cluster, int64_t world, Diagnostics& diagnostics);
 
 // Returns the path of a cluster file: `name` itself, or the ready file of that name (`dgx_h100`) in
 // the subfolder `clusters` of a folder of ready recipes. Reports a name that is neither.

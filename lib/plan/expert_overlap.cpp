@@ -5,6 +5,7 @@
 #include <fmt/core.h>
 
 #include "base/strings.h"
+#include "plan/change_layout.h"
 #include "plan/recipe_schedule.h"
 #include "recipe/recipe.h"
 #include "schedule/catalog.h"
@@ -45,9 +46,10 @@ class ExpertPairs {
     const bool recomputes_moe =
         granularity == recipe::RecomputeGranularity::selective &&
         std::count(modules.begin(), modules.end(), recipe::RecomputeModule::moe) > 0;
+    if (const Need spread = spread_experts(r_, l_); !spread.ok)
+      return {spread.off, spread.otherwise};
     return all(
-        {spread_experts(r_, l_),
-         {moe.token_dispatcher != TokenDispatch::all_gather,
+        {{moe.token_dispatcher != TokenDispatch::all_gather,
           "the token dispatcher must be alltoall or flex, not all_gather"},
          {l_.pp == 1 || l_.stages_per_rank > 1, "with a pipeline it needs several stages per rank"},
          {l_.pp == 1 || passes_pair_in_schedule(),
@@ -148,7 +150,7 @@ class ExchangeResolver {
     o_.moe_dispatch_chunks = on ? asked : 1;
     o_.table.push_back({"comm_overlap.moe_dispatch_chunks", fmt::format("{}", asked),
                         fmt::format("{}", o_.moe_dispatch_chunks),
-                        asked > 1 || !possible.ok() ? possible.why : "not asked for",
+                        asked > 1 || !possible.ok() ? possible.why.str() : "not asked for",
                         asked > 1 ? possible.off : Off::no, on});
   }
 
@@ -191,6 +193,10 @@ class ExchangeResolver {
 
 void resolve_expert_exchanges(const Recipe& recipe, const Layout& layout, Overlap& overlap) {
   ExchangeResolver(recipe, layout, overlap).run();
+}
+
+bool recomputation_changes_overlap(const Recipe& recipe) {
+  return recipe.model.moe.num_experts > 0;  // ExpertPairs
 }
 
 Condition expert_pairs(const Recipe& recipe, const Layout& layout, const Overlap& overlap) {

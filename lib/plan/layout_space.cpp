@@ -118,27 +118,53 @@ std::vector<int64_t> divisors(int64_t number, int64_t most) {
   return all;
 }
 
-// Sets one field, or resets it to its default ("~path"), as an override does.
-void apply(const std::string& setting, Recipe& r) {
-  static const Recipe defaults;
-  const size_t equals = setting.find('=');
-  const bool resets = setting[0] == '~';
-  const std::string path = resets ? setting.substr(1) : setting.substr(0, equals);
+std::string path_of(const std::string& setting) {
+  return setting[0] == '~' ? setting.substr(1) : setting.substr(0, setting.find('='));
+}
+
+const recipe::SchemaRow& row_of(const std::string& path) {
   const recipe::SchemaRow* row = recipe::find_row(path);
   MT_CHECK(row, "{} is not a field", path);
-  if (resets) {
-    row->ops->copy(row->at(r), row->at(const_cast<Recipe&>(defaults)));
+  return *row;
+}
+
+// Copies a field's value; accessors of rows take no const recipe.
+void copy_value(const recipe::SchemaRow& row, const Recipe& from, Recipe& to) {
+  row.ops->copy(row.at(to), row.at(const_cast<Recipe&>(from)));
+}
+
+// Sets one field, or resets it to its default ("~path"), as an override does. Returns the sections
+// that the recipe had not had.
+std::vector<std::string> apply(const std::string& setting, Recipe& r) {
+  static const Recipe defaults;
+  const std::string path = path_of(setting);
+  const recipe::SchemaRow& row = row_of(path);
+  if (setting[0] == '~') {
+    copy_value(row, defaults, r);
     r.origins.erase(path);
     r.spellings.erase(path);
-    return;
+    return {};
   }
-  const recipe::Node value{.kind = recipe::Node::Kind::scalar, .text = setting.substr(equals + 1)};
+  const recipe::Node value{.kind = recipe::Node::Kind::scalar,
+                           .text = setting.substr(path.size() + 1)};
   recipe::ValueError error;
-  MT_CHECK(row->ops->read(value, row->options, row->at(r), error), "{}: {}", setting, error.reason);
+  MT_CHECK(row.ops->read(value, row.options, row.at(r), error), "{}: {}", setting, error.reason);
   r.origins[path] = recipe::Origin::command_line;
   r.spellings[path] = path;
+  std::vector<std::string> added;
   for (size_t dot = path.find('.'); dot != std::string::npos; dot = path.find('.', dot + 1))
-    r.sections.insert(path.substr(0, dot));
+    if (std::string section = path.substr(0, dot); r.sections.insert(section).second)
+      added.push_back(std::move(section));
+  return added;
+}
+
+// Makes the entry of `key` in one map that of another one, also if that has none.
+template <class Map>
+void restore(const std::string& key, const Map& from, Map& to) {
+  if (const auto at = from.find(key); at != from.end())
+    to.insert_or_assign(key, at->second);
+  else
+    to.erase(key);
 }
 
 LayoutChoice choice_of(const Recipe& r, const Layout& l) {
@@ -194,6 +220,30 @@ std::string LayoutChoice::show(LayoutField field) const {
   throw BugError("a field of a layout");
 }
 
+bool LayoutChoice::same(LayoutField field, const LayoutChoice& other) const {
+  switch (field) {
+    case LayoutField::tp: return tp == other.tp;
+    case LayoutField::pp: return pp == other.pp;
+    case LayoutField::stages: return stages == other.stages;
+    case LayoutField::schedule: return schedule == other.schedule;
+    case LayoutField::cp: return cp == other.cp;
+    case LayoutField::cp_kind: return cp_kind == other.cp_kind;
+    case LayoutField::ep: return ep == other.ep;
+    case LayoutField::replicas: return replicas == other.replicas;
+    case LayoutField::strategy: return strategy == other.strategy;
+    case LayoutField::zero: return shards == other.shards;
+    case LayoutField::micro_batch: return micro_batch == other.micro_batch;
+    case LayoutField::recompute: return recompute == other.recompute;
+  }
+  throw BugError("a field of a layout");
+}
+
+LayoutChoice LayoutChoice::with(recipe::RecomputeGranularity granularity) const {
+  LayoutChoice choice = *this;
+  choice.recompute = granularity;
+  return choice;
+}
+
 SearchFields SearchFields::all() {
   SearchFields fields;
   fields.free.insert(std::begin(kAllFields), std::end(kAllFields));
@@ -219,6 +269,23 @@ SearchFields SearchFields::parse(const std::string& free, const std::vector<std:
     fields.fixed[size_t(*field)] = value;
   }
   return fields;
+}
+
+void ChangedRecipe::set(const std::vector<std::string>& settings, const Recipe& base) {
+  const size_t both = std::min(settings.size(), made_.size());
+  size_t kept = 0;
+  while (kept < both && made_[kept].setting == settings[kept]) ++kept;
+  for (; made_.size() > kept; made_.pop_back()) undo(made_.back(), base);
+  for (size_t i = kept; i < settings.size(); ++i)
+    made_.push_back({settings[i], apply(settings[i], recipe_)});
+}
+
+void ChangedRecipe::undo(const Made& made, const Recipe& base) {
+  const std::string path = path_of(made.setting);
+  copy_value(row_of(path), base, recipe_);
+  restore(path, base.origins, recipe_.origins);
+  restore(path, base.spellings, recipe_.spellings);
+  for (const std::string& section : made.sections) recipe_.sections.erase(section);
 }
 
 LayoutSpace::LayoutSpace(const RecipeSource& source, const Recipe& recipe, const Layout& layout,
@@ -370,31 +437,36 @@ void LayoutSpace::list_with_pipeline(LayoutChoice c) {
 
 std::optional<Refusal> LayoutSpace::obstacle(const LayoutChoice& c) const {
   const recipe::ModelConfig& m = recipe_.model;
-  const int64_t world = layout_.world, ranks = c.tp * c.pp * c.cp;
+  const int64_t world = layout_.world, ranks = c.tp * c.pp * c.cp, dp = world / ranks,
+                batch = recipe_.train.global_batch_size;
   if (world % ranks != 0)
-    return Refusal{
-        "sizes do not divide the ranks",
-        fmt::format("tp {} x pp {} x cp {} = {} of {} ranks", c.tp, c.pp, c.cp, ranks, world)};
+    return Refusal{"sizes do not divide the ranks", [=] {
+                     return fmt::format("tp {} x pp {} x cp {} = {} of {} ranks", c.tp, c.pp, c.cp,
+                                        ranks, world);
+                   }};
   if (m.num_attention_heads % c.tp != 0)
-    return Refusal{"tp does not divide the heads",
-                   fmt::format("tp {} of {} heads", c.tp, m.num_attention_heads)};
-  const int64_t dp = world / ranks, batch = recipe_.train.global_batch_size;
+    return Refusal{"tp does not divide the heads", [&m, c] {
+                     return fmt::format("tp {} of {} heads", c.tp, m.num_attention_heads);
+                   }};
   if (batch % (dp * c.micro_batch) != 0)
-    return Refusal{
-        "micro-batches do not divide the batch",
-        fmt::format("micro-batches of {} on dp {}, of {} samples", c.micro_batch, dp, batch)};
+    return Refusal{"micro-batches do not divide the batch", [=] {
+                     return fmt::format("micro-batches of {} on dp {}, of {} samples",
+                                        c.micro_batch, dp, batch);
+                   }};
   if (c.pp * c.stages > m.num_layers)
-    return Refusal{"more stages than layers",
-                   fmt::format("{} x {} stages of {} layers", c.pp, c.stages, m.num_layers)};
+    return Refusal{"more stages than layers", [&m, c] {
+                     return fmt::format("{} x {} stages of {} layers", c.pp, c.stages,
+                                        m.num_layers);
+                   }};
   if (c.replicas > 1 && (dp % c.replicas != 0 || c.replicas == dp))
     return Refusal{"replicas leave nothing to shard",
-                   fmt::format("{} replicas of dp {}", c.replicas, dp)};
+                   [=] { return fmt::format("{} replicas of dp {}", c.replicas, dp); }};
   if (c.cp > 1 && length_ % (2 * c.cp) != 0)
     return Refusal{"cp does not divide the sequence",
-                   fmt::format("2 x cp {} of {} tokens", c.cp, length_)};
+                   [this, c] { return fmt::format("2 x cp {} of {} tokens", c.cp, length_); }};
   if (c.ep > 1 && m.moe.num_experts % c.ep != 0)
     return Refusal{"ep does not divide the experts",
-                   fmt::format("ep {} of {} experts", c.ep, m.moe.num_experts)};
+                   [&m, c] { return fmt::format("ep {} of {} experts", c.ep, m.moe.num_experts); }};
   return {};
 }
 
@@ -456,25 +528,28 @@ std::vector<std::string> LayoutSpace::size_change(const LayoutChoice& c, const R
     set(fmt::format(
         "{}={}", own_field ? "distributed.pipeline.pp_microbatch_size" : "train.micro_batch_size",
         c.micro_batch));
-  if (c.recompute != own_.recompute) {
-    if (c.recompute != RecomputeGranularity::full) {
-      reset("recompute.method");
-      reset("recompute.num_layers");
-    }
-    set(fmt::format("recompute.granularity={}", enum_name(c.recompute)));
-    if (c.recompute == RecomputeGranularity::full) {
-      set("recompute.method=uniform");
-      set("recompute.num_layers=1");
-    }
-  }
   return change.settings;
+}
+
+void LayoutSpace::add_recomputation(const LayoutChoice& c, const Recipe& base,
+                                    std::vector<std::string>& settings) const {
+  if (c.recompute == own_.recompute) return;
+  if (c.recompute != RecomputeGranularity::full)
+    for (const char* path : {"recompute.method", "recompute.num_layers"})
+      if (base.given(path)) settings.push_back(std::string("~") + path);
+  settings.push_back(fmt::format("recompute.granularity={}", enum_name(c.recompute)));
+  if (c.recompute != RecomputeGranularity::full) return;
+  settings.emplace_back("recompute.method=uniform");
+  settings.emplace_back("recompute.num_layers=1");
 }
 
 Change LayoutSpace::change(const LayoutChoice& c) const {
   Change change{.settings = strategy_change(c)};
   Recipe base = recipe_;
   for (const std::string& setting : change.settings) apply(setting, base);
-  change.add({.settings = size_change(c, base)});
+  std::vector<std::string> sizes = size_change(c, base);
+  add_recomputation(c, base, sizes);
+  change.add({.settings = std::move(sizes)});
   return change;
 }
 
@@ -493,25 +568,30 @@ const Recipe& LayoutSpace::recipe(const LayoutChoice& c) {
                           : load_recipe_text(*source_.models, source_.text, source_.path, settings,
                                              ignored, source_.world, source_.machine);
     }
-    bases_.push_back({key, std::move(with_strategy)});
+    ChangedRecipe unchanged(with_strategy);
+    bases_.push_back({key, std::move(with_strategy), std::move(unchanged)});
     base = bases_.end() - 1;
   }
-  changed_ = base->recipe;
-  for (const std::string& setting : size_change(c, base->recipe)) apply(setting, changed_);
-  return changed_;
+  if (const LayoutChoice sizes = c.with(own_.recompute); base->sizes != sizes) {
+    base->sizes = sizes;
+    base->settings = size_change(c, base->recipe);
+  }
+  std::vector<std::string> settings = base->settings;
+  add_recomputation(c, base->recipe, settings);
+  base->changed.set(settings, base->recipe);
+  return base->changed.recipe();
 }
 
 int LayoutSpace::distance(const LayoutChoice& c) const {
   int fields = 0;
-  for (const LayoutField field : kAllFields)
-    fields += !is_idle(c, field) && c.show(field) != own_.show(field);
+  for (const LayoutField field : kAllFields) fields += !is_idle(c, field) && !c.same(field, own_);
   return fields;
 }
 
 std::string LayoutSpace::text(const LayoutChoice& c) const {
   std::string text;
   for (const LayoutField field : kAllFields)
-    if (!is_idle(c, field) && c.show(field) != own_.show(field))
+    if (!is_idle(c, field) && !c.same(field, own_))
       text += fmt::format("{}{} {}", text.empty() ? "" : ", ", enum_name(field), c.show(field));
   return text.empty() ? "the recipe" : text;
 }

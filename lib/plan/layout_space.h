@@ -3,6 +3,7 @@
 #pragma once
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <set>
 #include <string>
@@ -18,9 +19,11 @@
 
 namespace mtrain::plan {
 
-// Why a candidate of a search is out. `reason` is one of few; `detail` is about this candidate.
+// Why a candidate of a search is out. `reason` is one of few; detail() is about this candidate, and
+// is read, if at all, before the next one is looked at.
 struct Refusal {
-  std::string reason, detail;
+  std::string reason;
+  std::function<std::string()> detail = [] { return std::string(); };
 };
 
 enum class LayoutField {
@@ -66,6 +69,8 @@ struct LayoutChoice {
   recipe::RecomputeGranularity recompute = recipe::RecomputeGranularity::none;
 
   bool operator==(const LayoutChoice&) const = default;
+  bool same(LayoutField field, const LayoutChoice& other) const;
+  LayoutChoice with(recipe::RecomputeGranularity granularity) const;
   // A field's value as users write it: "8", "1f1b", "full"; "0" to "3" of `zero`.
   std::string show(LayoutField field) const;
 };
@@ -82,6 +87,28 @@ struct SearchFields {
                             Diagnostics& diagnostics);
 };
 
+// A recipe with settings that can be undone, the last one first. Copies of a recipe take longer
+// than its rules do.
+class ChangedRecipe {
+ public:
+  explicit ChangedRecipe(const Recipe& base) : recipe_(base) {}
+
+  // Makes the recipe that of `base`, as at construction, with these settings, each of another
+  // field. Settings that it begins with already are kept.
+  void set(const std::vector<std::string>& settings, const Recipe& base);
+  const Recipe& recipe() const { return recipe_; }
+
+ private:
+  struct Made {
+    std::string setting;
+    std::vector<std::string> sections;  // that the recipe has because of it
+  };
+  void undo(const Made& made, const Recipe& base);
+
+  Recipe recipe_;
+  std::vector<Made> made_;
+};
+
 class LayoutSpace {
  public:
   // `source` must have a number of ranks. `plan` is the plan of `recipe`; groups of tp are at most
@@ -96,8 +123,8 @@ class LayoutSpace {
   std::optional<Refusal> obstacle(const LayoutChoice& choice) const;
   // Returns what a user adds to the command line.
   Change change(const LayoutChoice& choice) const;
-  // Returns the changed recipe, as plan_trial() reads it, in microseconds. It is the same object
-  // for all choices.
+  // Returns the changed recipe, as plan_trial() reads it, in microseconds. The next call may change
+  // it: fields in which two choices differ are set in place.
   const Recipe& recipe(const LayoutChoice& choice);
   // The number of fields that differ from the recipe's.
   int distance(const LayoutChoice& choice) const;
@@ -133,9 +160,11 @@ class LayoutSpace {
   void list_with_sizes(LayoutChoice c);  // tp, pp, cp and ep are chosen
   void list_with_pipeline(LayoutChoice c);
 
-  // The settings that make the recipe use a strategy, and those of everything else.
+  // The settings that make the recipe use a strategy, those of sizes, and those of recomputation.
   std::vector<std::string> strategy_change(const LayoutChoice& choice) const;
   std::vector<std::string> size_change(const LayoutChoice& choice, const Recipe& base) const;
+  void add_recomputation(const LayoutChoice& choice, const Recipe& base,
+                         std::vector<std::string>& settings) const;
 
   const RecipeSource source_;
   const Recipe recipe_;
@@ -148,9 +177,12 @@ class LayoutSpace {
   struct Base {
     DataParallel key;
     Recipe recipe;
+    ChangedRecipe changed;
+    // The sizes of the last choice, without recomputation, and their settings.
+    std::optional<LayoutChoice> sizes = {};
+    std::vector<std::string> settings = {};
   };
   std::vector<Base> bases_;
-  Recipe changed_;
 };
 
 }  // namespace mtrain::plan

@@ -174,11 +174,15 @@ void validate_recipe(const Recipe& recipe, Diagnostics& diagnostics, int64_t wor
   validate_rules(recipe, layout, resolve_overlap(recipe, layout), diagnostics);
 }
 
-void validate_layout(const Recipe& recipe, const Layout& layout, Diagnostics& diagnostics) {
+void validate_layout(const Recipe& recipe, const Layout& layout, const Overlap& overlap,
+                     Diagnostics& diagnostics) {
   if (!validate_sizes(recipe, layout, diagnostics)) return;
-  validate_train(recipe, diagnostics);
-  validate_layout_rules(recipe, layout, resolve_overlap(recipe, layout), diagnostics);
+  validate_layout_rules(recipe, layout, overlap, diagnostics);
   check_supported(recipe, diagnostics);
+}
+
+void validate_recomputation(const Recipe& recipe, Diagnostics& diagnostics) {
+  validate_train(recipe, diagnostics);
 }
 
 }  // namespace mtrain::plan

@@ -62,7 +62,7 @@ class Estimator {
         l_(plan.layout),
         dp_(plan.data_parallel),
         padded_vocab_(padded_vocab(plan.model.vocab, l_.tp)),
-        size_(count_parameters(plan.model, padded_vocab_)),
+        size_(plan.parameters.with_vocabulary(plan.model.vocab, padded_vocab_)),
         shape_(plan.schedule_shape),
         pp_rank_(pp_rank),
         stages_(stages_of_rank(shape_, pp_rank)),

@@ -11,6 +11,12 @@ Count ModelParameters::total() const {
          output + position_table + final_norm + mtp + adapters;
 }
 
+ModelParameters ModelParameters::with_vocabulary(int64_t from, int64_t to) const {
+  ModelParameters p = *this;
+  for (Count* table : {&p.token_table, &p.output}) *table = *table / Count(from) * Count(to);
+  return p;
+}
+
 Count ModelParameters::active() const {
   return Count(dense_layers) * dense.active + Count(moe_layers) * moe.active + token_table +
          output + position_table + final_norm + mtp;

@@ -43,6 +43,8 @@ struct ModelParameters {
 
   Count total() const;
   Count active() const;  // used by one token
+  // Returns the counts of the model with another number of tokens.
+  ModelParameters with_vocabulary(int64_t from, int64_t to) const;
   // Parameters in tables that are only looked up, which costs no FLOPs.
   Count looked_up() const { return position_table + (output > 0 ? token_table : 0); }
 };

@@ -1,7 +1,5 @@
 #include "plan/nccl_memory.h"
 
-#include <algorithm>
-
 #include "plan/process_groups.h"
 #include "plan/run_plan.h"
 
@@ -19,17 +17,14 @@ constexpr int64_t kNvlsChannels = 16, kNvlsStep = 128 * kKiB;
 
 }  // namespace
 
-Count nccl_bytes(const mesh::GroupSplit& group, int64_t rank, const NcclMachine& machine) {
-  if (group.ranks.empty() || group.parent >= 0) return 0;
+Count nccl_bytes(const mesh::CountedSplit& group, const NcclMachine& machine) {
+  if (group.ranks == 0 || group.parent >= 0) return 0;
   const int bound = most_blocks(group.traffic);
   const int64_t channels = bound > 0 ? bound : kChannels,
                 connections = group.traffic == GroupTraffic::messages ? 1 : 2;
   Count bytes = Count(channels * connections * kConnection);
-  const int64_t host = rank / machine.ranks_per_host;
-  const int64_t here =
-      std::ranges::count_if(group.ranks, [&](int r) { return r / machine.ranks_per_host == host; });
-  if (machine.switch_sums && bound == 0 && here > 2)
-    bytes += Count(2 * kNvlsChannels * here * kNvlsStep * kSteps);
+  if (machine.switch_sums && bound == 0 && group.on_host > 2)
+    bytes += Count(2 * kNvlsChannels * group.on_host * kNvlsStep * kSteps);
   return bytes;
 }
 
@@ -39,8 +34,8 @@ Count nccl_bytes(const RunPlan& plan, int64_t rank, const NcclMachine& machine) 
       (plan.comm.backend == CommBackend::nccl || plan.comm.backend == CommBackend::automatic);
   if (!by_nccl) return 0;
   Count bytes = 0;
-  for (const mesh::GroupSplit& g : process_groups(plan, rank))
-    bytes += nccl_bytes(g, rank, machine);
+  for (const mesh::CountedSplit& g : count_process_groups(plan, rank, machine.ranks_per_host))
+    bytes += nccl_bytes(g, machine);
   return bytes;
 }
 

@@ -24,7 +24,7 @@ struct NcclMachine {
 };
 
 // Returns the bytes for one of a rank's groups; 0 if the rank has none, or if it is shared.
-Count nccl_bytes(const mesh::GroupSplit& group, int64_t rank, const NcclMachine& machine);
+Count nccl_bytes(const mesh::CountedSplit& group, const NcclMachine& machine);
 
 // Returns the bytes for all groups of the rank; 0 if the plan does not communicate by NCCL.
 Count nccl_bytes(const RunPlan& plan, int64_t rank, const NcclMachine& machine);

@@ -20,12 +20,14 @@ using Off = OverlapRow::Off;
 // fsdp2 reduces at least this many parameters at once. This is enough for a link's full speed, and
 // little is left to wait for at the end of backward.
 constexpr int64_t kFsdp2Piece = 1 << 20;
+constexpr size_t kRows = 40;  // about as many as the table has
 
 class Resolver {
  public:
   Resolver(const Recipe& r, const Layout& l) : r_(r), l_(l) {}
 
   Overlap run() {
+    o_.table.reserve(kRows);
     resolve_tp();
     resolve_p2p();
     resolve_data_parallel();
@@ -326,7 +328,7 @@ class Resolver {
     o_.fine_grained_1f1b = decide("comm_overlap.fine_grained_1f1b", c.fine_grained_1f1b, pairs,
                                   o_.overlap_moe_expert_parallel_comm || asks_for_fine_grained(c));
     const Need together{o_.fine_grained_1f1b,
-                        pairs.ok() ? "it needs fine_grained_1f1b, which is off" : pairs.why,
+                        pairs.ok() ? Reason("it needs fine_grained_1f1b, which is off") : pairs.why,
                         pairs.ok() ? Off::contradicts : pairs.off};
     o_.overlap_p2p_backward_on_comm_stream = decide(
         "comm_overlap.overlap_p2p_backward_on_comm_stream", c.overlap_p2p_backward_on_comm_stream,
@@ -345,7 +347,7 @@ class Resolver {
                         fmt::format("{}", asked), fmt::format("{}", layers),
                         delays.ok()  ? "these weight gradients run while the gradient travels"
                         : asked == 1 ? "not asked for"
-                                     : delays.why,
+                                     : delays.why.str(),
                         asked != 1 ? delays.off : Off::no, delays.ok()});
   }
 

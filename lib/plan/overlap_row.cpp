@@ -8,7 +8,7 @@ namespace {
 bool add_row(std::vector<OverlapRow>& table, const char* field, const std::string& asked,
              bool wanted, bool by_name, const Condition& possible) {
   const bool effective = wanted && possible.ok();
-  std::string reason = !possible.ok() || wanted ? possible.why
+  std::string reason = !possible.ok() || wanted ? possible.why.str()
                        : by_name                ? "switched off"
                                                 : "not asked for";
   table.push_back({field, asked, effective ? "true" : "false", std::move(reason),
@@ -18,7 +18,7 @@ bool add_row(std::vector<OverlapRow>& table, const char* field, const std::strin
 
 }  // namespace
 
-Condition all(std::initializer_list<Need> needs, std::string why) {
+Condition all(std::initializer_list<Need> needs, Reason why) {
   for (const auto& need : needs)
     if (!need.ok) return {need.off, need.otherwise};
   return {OverlapRow::Off::no, std::move(why)};

@@ -3,6 +3,7 @@
 #pragma once
 #include <initializer_list>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "plan/overlap.h"
@@ -10,11 +11,24 @@
 
 namespace mtrain::plan {
 
+// A reason, mostly a literal. Many are written down for each that is read.
+class Reason {
+ public:
+  Reason(const char* literal = "") : literal_(literal) {}
+  Reason(std::string text) : literal_(nullptr), text_(std::move(text)) {}
+
+  std::string str() const { return literal_ ? literal_ : text_; }
+
+ private:
+  const char* literal_;
+  std::string text_;
+};
+
 // Whether a feature can be active. `off` is the kind of obstacle. `why` describes the obstacle, or
 // what the feature does if it can be active.
 struct Condition {
   OverlapRow::Off off = OverlapRow::Off::no;
-  std::string why;
+  Reason why;
   bool ok() const { return off == OverlapRow::Off::no; }
 };
 
@@ -22,10 +36,10 @@ struct Condition {
 // reason.
 struct Need {
   bool ok;
-  std::string otherwise;
+  Reason otherwise;
   OverlapRow::Off off = OverlapRow::Off::contradicts;
 };
-Condition all(std::initializer_list<Need> needs, std::string why = "");
+Condition all(std::initializer_list<Need> needs, Reason why = "");
 
 // Decides a feature that may be `auto`. If `auto_on`, `auto` turns it on if it is `possible`.
 // Returns whether the feature takes effect.

@@ -19,6 +19,11 @@ struct RunPlan;
 // even if optimizer.groups leave all of a group's matrices to AdamW.
 std::vector<mesh::GroupSplit> process_groups(const RunPlan& plan, int64_t rank);
 
+// Returns the same splits with numbers of ranks instead of the ranks, which a plan may have
+// thousands of. A host has `ranks_per_host` consecutive ranks.
+std::vector<mesh::CountedSplit> count_process_groups(const RunPlan& plan, int64_t rank,
+                                                     int64_t ranks_per_host);
+
 // Returns the pairs of pipeline ranks (from, to) between which messages are sent, in a fixed order:
 // creating a group is a collective call of its ranks.
 std::set<std::pair<int64_t, int64_t>> pipeline_channels(const schedule::Schedule& schedule);

@@ -168,11 +168,14 @@ void copy_layout_options(const Recipe& r, RunPlan& plan) {
   plan.tensor = {.sequence_parallel = r.distributed.sequence_parallel};
   plan.context = context_options(r);
   plan.experts = expert_options(r);
+  plan.train = train_options(r);
+}
+
+void copy_recomputation(const Recipe& r, RunPlan& plan) {
   plan.recompute = recompute_options(r.recompute, plan.model.layer_count());
   plan.recompute.keeps_router = plan.layout.ep > 1 &&
                                 r.distributed.strategy == recipe::Strategy::fsdp2 &&
                                 r.distributed.moe.ignore_router_for_ac;
-  plan.train = train_options(r);
 }
 
 // Fills the fields of the plan that each follow from one section of the recipe.
@@ -182,6 +185,7 @@ void copy_options(const Recipe& r, int64_t vocab, RunPlan& plan) {
   plan.parameters = count_parameters(plan.model, vocab);
   plan.token_cost = token_cost(plan.model);
   copy_layout_options(r, plan);
+  copy_recomputation(r, plan);
   plan.fp8 = fp8_options(r.mixed_precision, r.model.num_layers);
   plan.optimizer = optimizer_options(r.optimizer);
   plan.loss_scale = loss_scale_options(r.mixed_precision);
@@ -239,25 +243,33 @@ RunPlan make_plan(const Recipe& r, int64_t world, int64_t vocab) {
   return plan;
 }
 
-void change_layout(const Recipe& r, const Layout& layout, RunPlan& plan) {
+void change_layout(const Recipe& r, Layout layout, Overlap overlap, RunPlan& plan) {
   MT_CHECK(plan.model.vocab > 0, "a plan without a vocabulary has no memory");
-  plan.layout = layout;
-  resolve_sizes(r, plan);
+  plan.layout = std::move(layout);
+  plan.overlap = std::move(overlap);
+  plan.graphs = resolve_cuda_graphs(r, plan.layout, plan.overlap);
+  plan.schedule_shape = schedule_shape(r, plan.layout, plan.overlap);
+  const Layout& l = plan.layout;
   plan.schedule.ranks.clear();
   const bool listed = plan.overlap.fine_grained_1f1b || plan.schedule_shape.table;
   if (listed) plan.schedule = schedule_of(plan.schedule_shape);
-  plan.pipeline = pipeline_options(r, layout, plan.overlap, plan.schedule);
-  const bool pairs =
-      listed ? passes_pair(plan.schedule)
-             : layout.pp > 1 &&
-                   schedule::passes_pair(schedule::schedule_kind(plan.schedule_shape.schedule),
-                                         schedule_size(plan.schedule_shape));
-  plan.data_parallel = data_parallel_options(r, layout, plan.overlap, pairs);
-  plan.head_chunks = resolve_head_chunks(r, layout);
-  plan.device = device_plan(r, layout.world, plan.overlap);
+  plan.pipeline = pipeline_options(r, l, plan.overlap, plan.schedule);
+  const bool pairs = listed ? passes_pair(plan.schedule)
+                            : l.pp > 1 && schedule::passes_pair(
+                                              schedule::schedule_kind(plan.schedule_shape.schedule),
+                                              schedule_size(plan.schedule_shape));
+  plan.data_parallel = data_parallel_options(r, l, plan.overlap, pairs);
+  plan.head_chunks = resolve_head_chunks(r, l);
+  plan.device = device_plan(r, l.world, plan.overlap);
   copy_layout_options(r, plan);
-  plan.recompute.cheap = r.recompute.cheap.value_or(true);
   resolve_logits_rows(r, plan);
+  change_recomputation(r, plan);
+}
+
+void change_recomputation(const Recipe& r, RunPlan& plan) {
+  copy_recomputation(r, plan);
+  plan.recompute.cheap = r.recompute.cheap.value_or(true);
+  plan.fp8_weights = resolve_fp8_weight_cache(r, plan.layout, plan.overlap);
   if (plan.overlap.overlap_moe_expert_parallel_comm)
     plan.pipeline.pair_costs = plan.pass_costs = pass_costs(r, plan);
   plan.memory.clear();

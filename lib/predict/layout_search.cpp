@@ -101,33 +101,64 @@ class Search {
     const LayoutChoice& c = space_.choices()[i];
     if (auto obstacle = space_.obstacle(c)) return obstacle;
     const Recipe& r = space_.recipe(c);
-    const plan::Layout layout = plan::layout_of(r, source_.world);
     Diagnostics diagnostics;
-    plan::validate_layout(r, layout, diagnostics);
+    plan::validate_recomputation(r, diagnostics);
     if (diagnostics.has_errors()) return refused_by_rules(diagnostics);
+    // Choices that differ in recomputation alone follow each other.
+    if (const LayoutChoice key = key_of(c, r); checked_ != key) {
+      checked_ = key;
+      refused_ = check(r);
+    } else if (!refused_) {
+      plan::change_recomputation(r, scratch_);
+    }
+    if (refused_) return refused_;
     ++legal_;
-    plan::change_layout(r, layout, scratch_);
-    double most = 0;
-    plan::PairOrders orders;
-    for (const int64_t rank : {int64_t{0}, layout.pp - 1})
-      most = std::max(most, plan::estimate_own_memory(scratch_, rank, orders).total());
-    if (most > cluster_.usable_bytes()) return too_large(most);
+    const double usable = cluster_.usable_bytes();
+    if (own_memory(0) > usable || own_memory(scratch_.layout.pp - 1) > usable)
+      return Refusal{
+          kMemory, [this] {
+            return too_large(std::max(own_memory(0), own_memory(scratch_.layout.pp - 1)));
+          }};
+    if (search_.objective == Objective::memory) {
+      const double most = std::max(own_memory(0), own_memory(scratch_.layout.pp - 1));
+      bounds_[i] = {most, most};
+      return {};
+    }
     const StepBound step = step_bound(scratch_, cluster_, costs_);
-    bounds_[i] = search_.objective == Objective::speed ? Bounds{step.seconds, step.guess}
-                                                       : Bounds{most, most};
+    bounds_[i] = {step.seconds, step.guess};
     return {};
+  }
+
+  // What the rules read of a choice, but for those of recomputation.
+  static LayoutChoice key_of(const LayoutChoice& c, const Recipe& r) {
+    return plan::recomputation_changes_overlap(r) ? c : c.with(recipe::RecomputeGranularity::none);
+  }
+
+  // Sets scratch_ to the recipe's layout, unless a rule refuses it.
+  std::optional<Refusal> check(const Recipe& r) {
+    plan::Layout layout = plan::layout_of(r, source_.world);
+    plan::Overlap overlap = plan::resolve_overlap(r, layout);
+    Diagnostics diagnostics;
+    plan::validate_layout(r, layout, overlap, diagnostics);
+    if (diagnostics.has_errors()) return refused_by_rules(diagnostics);
+    plan::change_layout(r, std::move(layout), std::move(overlap), scratch_);
+    return {};
+  }
+
+  double own_memory(int64_t pp_rank) const {
+    plan::PairOrders orders;
+    return plan::estimate_own_memory(scratch_, pp_rank, orders).total();
   }
 
   static Refusal refused_by_rules(const Diagnostics& diagnostics) {
     for (const recipe::Diagnostic& d : diagnostics.sorted())
       if (d.severity == recipe::Severity::error)
-        return {"are refused by a rule of " + d.field, d.reason};
+        return {"are refused by a rule of " + d.field, [text = d.reason] { return text; }};
     throw BugError("a refused recipe without an error");
   }
 
-  Refusal too_large(double bytes) const {
-    return {kMemory, fmt::format("{} of {} usable", human_bytes(bytes),
-                                 human_bytes(cluster_.usable_bytes()))};
+  std::string too_large(double bytes) const {
+    return fmt::format("{} of {} usable", human_bytes(bytes), human_bytes(cluster_.usable_bytes()));
   }
 
   Prediction predict(const RunPlan& plan) const {
@@ -139,17 +170,18 @@ class Search {
     Known known{.change = space_.change(space_.choices()[i])};
     auto trial = plan::plan_trial(source_, known.change, plan_.model.vocab);
     if (!trial) {
-      why = {"are refused when the recipe is loaded in full", known.change.words()};
+      why = {"are refused when the recipe is loaded in full",
+             [text = known.change.words()] { return text; }};
       return {};
     }
     known.plan = std::move(trial->plan);
     const double memory = known.plan->fullest().total();
     if (memory > cluster_.usable_bytes()) {
-      why = too_large(memory);
+      why = {kMemory, [this, memory] { return too_large(memory); }};
       return {};
     }
     if (const std::string obstacle = recording_obstacle(*known.plan); !obstacle.empty()) {
-      why = {"cannot be predicted", obstacle};
+      why = {"cannot be predicted", [obstacle] { return obstacle; }};
       return {};
     }
     if (search_.objective == Objective::speed) known.prediction = predict(*known.plan);
@@ -197,6 +229,9 @@ class Search {
   const LayoutSearch& search_;
   LayoutSpace space_;
   RunPlan scratch_;  // with the layout of the candidate at hand
+  // The last choice that was checked, without what its rules do not read, and the result.
+  std::optional<LayoutChoice> checked_;
+  std::optional<Refusal> refused_;
   std::vector<Bounds> bounds_;
   std::map<size_t, Known> known_;  // what was played, by index
   size_t legal_ = 0;

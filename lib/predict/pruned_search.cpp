@@ -48,10 +48,10 @@ class PrunedSearch {
     const size_t i = candidate.index, group = problem_.group(i);
     const auto own = best_.find(group);
     if (candidate.bound > limit() || (own != best_.end() && candidate.bound > own->second.value))
-      return count(result_.slower, i, {});
+      return void(count(result_.slower, i));
     if (plays_ == problem_.most_plays) {
       result_.lowest_left = std::min(result_.lowest_left, candidate.bound);
-      return count(result_.left, i, {});
+      return void(count(result_.left, i));
     }
     Refusal why;
     const std::optional<double> value = problem_.play(i, why);
@@ -74,12 +74,16 @@ class PrunedSearch {
   }
 
   void refuse(size_t i, const Refusal& refusal) {
-    count(result_.refused[refusal.reason], i, refusal.detail);
+    RefusedCandidates& all = result_.refused[refusal.reason];
+    if (count(all, i)) all.detail = refusal.detail();
   }
-  void count(RefusedCandidates& all, size_t i, const std::string& detail) const {
-    if (all.count++ > 0 && problem_.distance(i) >= problem_.distance(all.nearest)) return;
+  // Counts a candidate, and returns whether it is the nearest one so far.
+  bool count(RefusedCandidates& all, size_t i) const {
+    const int distance = problem_.distance(i);
+    if (all.count++ > 0 && distance >= all.distance) return false;
     all.nearest = i;
-    all.detail = detail;
+    all.distance = distance;
+    return true;
   }
 
   const SearchProblem& problem_;

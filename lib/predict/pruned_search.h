@@ -36,6 +36,7 @@ struct SearchProblem {
 struct RefusedCandidates {
   size_t count = 0;
   size_t nearest = 0;  // the candidate with the smallest distance
+  int distance = 0;
   std::string detail;  // of this candidate
 };
 

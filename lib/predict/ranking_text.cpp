@@ -59,12 +59,15 @@ std::string out_text(const LayoutRanking& r, int width) {
 
 }  // namespace
 
-std::string ranking_text(const LayoutRanking& r, const LayoutSearch& search,
-                         const plan::Cluster& cluster, int width) {
+void check_ranked(const LayoutRanking& r, const plan::Cluster& cluster, int width) {
   if (r.ranked.empty())
     throw UserError(fmt::format("none of {} layouts can train on {}:\n{}", r.candidates,
                                 cluster.source, out_text(r, width)),
                     "free more fields, or use more devices");
+}
+
+std::string ranking_text(const LayoutRanking& r, const LayoutSearch& search,
+                         const plan::Cluster& cluster, int width) {
   std::string out =
       wrap_words(fmt::format("{} layouts on {}: {} are legal, {} were predicted in full\n",
                              r.candidates, cluster.source, r.legal, r.played),

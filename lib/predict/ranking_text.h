@@ -7,8 +7,12 @@
 
 namespace mtrain::predict {
 
+// Throws UserError, which says why layouts are out, if none is ranked. `width` 0: lines have no
+// limit.
+void check_ranked(const LayoutRanking& ranking, const plan::Cluster& cluster, int width);
+
 // Returns the ranked layouts, those that no other one beats in time and memory, and why the others
-// are out. `width` 0: lines have no limit. Throws UserError, with these reasons, if there is none.
+// are out. At least one layout must be ranked.
 std::string ranking_text(const LayoutRanking& ranking, const LayoutSearch& search,
                          const plan::Cluster& cluster, int width);
 

@@ -203,17 +203,22 @@ python3 -c 'import sys, xml.dom.minidom as x; x.parse(sys.argv[1])' "$work/plan.
 expect "a picture without a pipeline" 2 "has no pipeline" -- plan --recipe quickstart --cluster cpu_2cores --timeline "$work/plan.svg"
 expect "a picture of an unknown kind" 2 ".svg or .html" -- plan --recipe llama3_70b --cluster dgx_h100 --timeline "$work/plan.png"
 expect "a prediction on no cluster" 2 "dgx_h10: no such file" "did you mean dgx_h100?" -- plan --recipe llama3_8b --cluster dgx_h10
-expect "a prediction on too few devices" 2 "4 x 8 devices are too few for 64 ranks" "write nodes: 8" -- \
+expect "a prediction on as many nodes as its ranks need" 0 "64 ranks: dp 64" -- \
   plan --recipe llama3_8b --cluster dgx_h100 --world-size 64
+printf 'gpu: h100\nnodes: 4\n' >"$work/cluster.yaml"
+expect "a prediction on too few devices" 2 "1 mistake in the cluster file" "4 x 8 devices are too few for 64 ranks" \
+  "write nodes: 8" -- plan --recipe llama3_8b --cluster "$work/cluster.yaml" --world-size 64
 printf 'gpu: h100\nnods: 2\n' >"$work/cluster.yaml"
-expect "a prediction of two wrong files" 2 "cluster.yaml:2:1: error: nods" "optimizer.lrr" -- \
+expect "a prediction of two wrong files" 2 "in the recipe and the cluster file" "cluster.yaml:2:1: error: nods" "optimizer.lrr" -- \
   plan --recipe llama3_8b --cluster "$work/cluster.yaml" --world-size 8 optimizer.lrr=1
 expect "a prediction that contradicts its recipe" 2 "hardware.gpu: is h200, but the cluster has h100" -- \
   plan --recipe llama3_8b --cluster dgx_h100 --world-size 32 hardware.gpu=h200
 expect "a search for layouts" 0 "layouts on " "the recipe's own layout" "do not fit into the memory" -- \
-  plan --recipe llama3_8b --cluster dgx_h100 --search --free tp,micro_batch --write 1 --output "$work/best.yaml"
+  plan --recipe llama3_8b --cluster dgx_h100 --world-size 32 --search --free tp,micro_batch --write 1 --output "$work/best.yaml"
+expect "a search as JSON" 0 '"ranked"' '"settings"' '"out"' '"left"' -- \
+  plan --recipe llama3_8b --cluster dgx_h100 --world-size 32 --search --free tp,micro_batch --json
 expect "the recipe of a ranked layout" 0 "fits" -- --recipe "$work/best.yaml" --dry-run --world-size 32
-expect "a search over another field" 2 '`tq` is not a field of a layout' '`a` is not a field' "did you mean tp?" -- \
+expect "a search over another field" 2 "on the command line" '`tq` is not a field of a layout' '`a` is not a field' "did you mean tp?" -- \
   plan --recipe llama3_8b --cluster dgx_h100 --search --free tq --fix a=b
 expect "a search without a legal layout" 2 "none of " "do not divide the ranks" -- \
   plan --recipe llama3_8b --cluster dgx_h100 --search --fix tp=64

@@ -130,8 +130,12 @@ TEST_CASE("broken cluster files are refused, and never crash") {
 
 TEST_CASE("ready clusters are found by name, and every one can be read") {
   const std::vector<std::string> folders{MTRAIN_SOURCE_DIR "/recipes"};
-  std::map<std::string, int64_t> gpus{
-      {"dgx_h100", 32}, {"dgx_h200", 32}, {"dgx_b200", 32}, {"gb200_nvl72", 72}, {"cpu_2cores", 2}};
+  std::map<std::string, int64_t> gpus{// of a domain
+                                      {"dgx_h100", 8},
+                                      {"dgx_h200", 8},
+                                      {"dgx_b200", 8},
+                                      {"gb200_nvl72", 72},
+                                      {"cpu_2cores", 2}};
   for (const auto& entry :
        std::filesystem::directory_iterator(MTRAIN_SOURCE_DIR "/recipes/clusters")) {
     if (entry.is_directory()) continue;  // of stacks
@@ -153,6 +157,45 @@ TEST_CASE("ready clusters are found by name, and every one can be read") {
   Diagnostics absent;
   read_cluster("no/such.yaml", absent);
   CHECK(absent.text(Severity::error).find("no/such.yaml") != std::string::npos);
+}
+
+TEST_CASE("a cluster without nodes has as many as a plan's ranks need") {
+  Cluster c = accepted("gpu: h100");
+  Diagnostics diagnostics;
+  for (const auto& [world, nodes] : {std::pair{1, 1}, {8, 1}, {9, 2}, {16384, 2048}}) {
+    grow_cluster(c, world, diagnostics);
+    CHECK(c.nodes == nodes);
+  }
+  CHECK(c.network.bytes_per_s == facts(Gpu::h100).network_bytes_per_second);
+  Cluster fixed = accepted("gpu: h100\nnodes: 2");
+  grow_cluster(fixed, 64, diagnostics);
+  CHECK(fixed.nodes == 2);
+  CHECK_FALSE(diagnostics.has_errors());
+  Cluster cpu = accepted("gpu: {kind: cpu, memory_gib: 8}\ndomain: {gpus: 2, gbps: 32}");
+  grow_cluster(cpu, 2, diagnostics);
+  CHECK_FALSE(diagnostics.has_errors());
+  grow_cluster(cpu, 4, diagnostics);
+  CHECK(diagnostics.text(Severity::error).find("4 ranks need 2 hosts of 2") != std::string::npos);
+  Diagnostics none;
+  Cluster linked =
+      accepted("gpu: {kind: cpu, memory_gib: 8}\ndomain: {gpus: 2, gbps: 32}\nnetwork: {gbps: 10}");
+  grow_cluster(linked, 4, none);
+  CHECK_FALSE(none.has_errors());
+}
+
+TEST_CASE("groups that straddle domains use the network, unless their ranks are few") {
+  const Cluster c = accepted("gpu: gb200\nnodes: 16");
+  REQUIRE(c.domain_gpus == 72);
+  CHECK(link_of(c, range(0, 64)).in_domain());
+  const GroupLink second = link_of(c, range(64, 128));
+  CHECK(second.domains == 2);
+  CHECK(second.per_domain == 8);
+  CHECK(second.link.bytes_per_s == c.network.bytes_per_s);
+  // All groups along an axis are as slow as the slowest: some group of 64 straddles, none of 8.
+  const mesh::Mesh wide({{mesh::Axis::dp_shard, 18}, {mesh::Axis::cp, 64}}),
+      narrow({{mesh::Axis::dp_shard, 144}, {mesh::Axis::cp, 8}});
+  CHECK(link_of(c, wide, {mesh::Axis::cp}).domains == 2);
+  CHECK(link_of(c, narrow, {mesh::Axis::cp}).in_domain());
 }
 
 TEST_CASE("a cluster file takes ready constants of a program, or those beside it") {

@@ -178,13 +178,33 @@ TEST_CASE("channels of a pipeline take few splits, however many stages it has") 
   }
 }
 
+TEST_CASE("groups are counted as they are listed") {
+  for (const Layout& l : kLayouts) {
+    const RunPlan plan = plan_of(l.world, l.set);
+    for (int64_t rank = 0; rank < l.world; ++rank)
+      for (const int64_t host : {1, 3, 8}) {
+        const std::vector<GroupSplit> listed = process_groups(plan, rank);
+        const std::vector<mesh::CountedSplit> counted = count_process_groups(plan, rank, host);
+        REQUIRE(counted.size() == listed.size());
+        for (size_t i = 0; i < listed.size(); ++i) {
+          CAPTURE(rank, host, listed[i].name);
+          CHECK(counted[i].traffic == listed[i].traffic);
+          CHECK(counted[i].parent == listed[i].parent);
+          CHECK(counted[i].ranks == int64_t(listed[i].ranks.size()));
+          CHECK(counted[i].on_host == std::ranges::count_if(listed[i].ranks, [&](int r) {
+                  return r / host == rank / host;
+                }));
+        }
+      }
+  }
+}
+
 TEST_CASE("NCCL's memory counts each communicator's channels, and shared ones once") {
   const NcclMachine host{.ranks_per_host = 8, .switch_sums = true},
       plain{.ranks_per_host = 8, .switch_sums = false}, small{.ranks_per_host = 2};
   const double connection = (4 << 20) + (512 << 10) + 640 * 120 * 64;
-  const std::vector<int> all{0, 1, 2, 3, 4, 5, 6, 7};
   const auto bytes = [&](GroupTraffic traffic, const NcclMachine& machine, int parent = -1) {
-    return nccl_bytes({"g", traffic, all, parent}, 0, machine);
+    return nccl_bytes({traffic, 8, std::min<int64_t>(8, machine.ranks_per_host), parent}, machine);
   };
   CHECK(bytes(GroupTraffic::scalars, host) == 2 * connection);
   CHECK(bytes(GroupTraffic::messages, host) == 4 * connection);
@@ -193,7 +213,7 @@ TEST_CASE("NCCL's memory counts each communicator's channels, and shared ones on
   CHECK(bytes(GroupTraffic::bulk, host) == 32 * connection + 2 * 16 * 8 * double(1 << 20));
   CHECK(bytes(GroupTraffic::bulk, small) == 32 * connection);
   CHECK(bytes(GroupTraffic::bulk, host, 1) == 0);
-  CHECK(nccl_bytes({"none", GroupTraffic::messages, {}}, 0, host) == 0);
+  CHECK(nccl_bytes({GroupTraffic::messages}, host) == 0);
 }
 
 TEST_CASE("the plan of GPUs has NCCL's memory, and that of CPUs has none") {

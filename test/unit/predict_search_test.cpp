@@ -83,14 +83,14 @@ TEST_CASE("a pruned search finds what an exhaustive one finds") {
     size_t plays = 0;
     SearchProblem p{.candidates = count,
                     .refuse = [&](size_t i) -> std::optional<Refusal> {
-                      if (refused[i] == 0) return Refusal{"a rule", ""};
+                      if (refused[i] == 0) return Refusal{"a rule"};
                       return {};
                     },
                     .bound = [&](size_t i) { return bound[i]; },
                     .guess = [&](size_t i) { return guess[i]; },
                     .play = [&](size_t i, Refusal& why) -> std::optional<double> {
                       ++plays;
-                      why = {"memory", ""};
+                      why = {"memory"};
                       if (refused[i] == 1) return {};
                       return value[i];
                     },
@@ -157,14 +157,16 @@ TEST_CASE("quick checks of a layout agree with its recipe loaded in full") {
       }
       const Recipe& quick = space.recipe(c);
       const plan::Layout layout = plan::layout_of(quick, ranks);
+      const plan::Overlap overlap = plan::resolve_overlap(quick, layout);
       Diagnostics diagnostics;
-      plan::validate_layout(quick, layout, diagnostics);
+      plan::validate_recomputation(quick, diagnostics);
+      plan::validate_layout(quick, layout, overlap, diagnostics);
       INFO(diagnostics.text(recipe::Severity::error));
       CHECK(trial.has_value() == !diagnostics.has_errors());
       if (!trial || diagnostics.has_errors()) continue;
       ++legal;
       CHECK(print_recipe(quick, false) == print_recipe(trial->recipe, false));
-      plan::change_layout(quick, layout, scratch);
+      plan::change_layout(quick, layout, overlap, scratch);
       plan::PairOrders orders;
       for (int64_t rank = 0; rank < layout.pp; ++rank)
         CHECK(plan::estimate_own_memory(scratch, rank, orders).total() <=

@@ -78,6 +78,7 @@ void check_hierarchy(const Recipe& r, const Layout& l, Diagnostics& diagnostics)
 void check_windows(const Recipe& r, Diagnostics& diagnostics) {
   const auto& types = r.distributed.cp_comm_type;
   const bool list = types.size() > 1;
+  if (!r.model.window_size) return;
   if (list && int64_t(types.size()) != r.model.num_layers) return;
   const spec::ModelSpec model = recipe::model_spec(r.model);
   std::vector<int64_t> refused;

@@ -232,10 +232,6 @@ void check_expert_ranks(const Recipe& r, const Layout& l, Diagnostics& diagnosti
                    "is ignored: with pp_size above 1 a stage's parameters stay gathered unless "
                    "distributed.reshard_after_forward is given",
                    diagnostics);
-  if (own.ignore_router_for_ac && r.recompute.granularity != recipe::RecomputeGranularity::full)
-    warn_or_refuse(r, "distributed.moe.ignore_router_for_ac",
-                   "is ignored: only recompute.granularity full would compute routers again",
-                   diagnostics);
   if (!own.wrap_outer_model)
     diagnostics.resolved("distributed.moe.wrap_outer_model",
                          "has no effect: embedding and output layer are sharded as separate "

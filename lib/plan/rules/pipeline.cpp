@@ -223,20 +223,18 @@ void check_micro_batches(const Recipe& r, const Layout& l, Diagnostics& diagnost
                     "remove it");
   // If the batch size does not divide, another rule's hint names one that the schedule can have.
   if (r.train.global_batch_size % batch_multiple(r, l) != 0) return;
-  if (kind.in_groups && !group)
-    diagnostics.require(schedule::legal_rounds(m, l.pp),
-                        {words.field, "distributed.pipeline.pp_schedule"},
+  if (kind.in_groups && !group && !schedule::legal_rounds(m, l.pp))
+    diagnostics.require(false, {words.field, "distributed.pipeline.pp_schedule"},
                         fmt::format("{1} on pp_size {2} make {3} rounds of {0}, each of at least "
                                     "{2}, and do not divide into {3} equal ones",
                                     kind.name, count, l.pp, std::max<int64_t>(1, m / l.pp)),
                         fmt::format("use {}", legal_counts(r, l, words)));
-  if (kind.in_groups && group) {
+  if (kind.in_groups && group && !schedule::legal_group(*group, m, l.pp)) {
     const std::string groups =
         schedule::nearest_legal(std::min(*group, m + 1), 4 * m + 64,
                                 [&](int64_t k) { return schedule::legal_group(k, m, l.pp); });
     diagnostics.require(
-        schedule::legal_group(*group, m, l.pp),
-        {"distributed.pipeline.microbatch_group_size_per_vp_stage", words.field},
+        false, {"distributed.pipeline.microbatch_group_size_per_vp_stage", words.field},
         fmt::format(
             "a group of {} must lie in [pp_size {}, {}], and the rest of {} must be 0 or at "
             "least pp_size",
@@ -245,10 +243,11 @@ void check_micro_batches(const Recipe& r, const Layout& l, Diagnostics& diagnost
                        : fmt::format("use a group of {}", groups));
   }
   const int64_t fewest = kind.min_micro_batches * l.pp;
-  diagnostics.require(m >= fewest, {words.field, "distributed.pipeline.pp_schedule"},
-                      fmt::format("{} needs at least {} x pp_size = {}, there are {}", kind.name,
-                                  kind.min_micro_batches, fewest, count),
-                      words.raise_to(fewest));
+  if (m < fewest)
+    diagnostics.require(false, {words.field, "distributed.pipeline.pp_schedule"},
+                        fmt::format("{} needs at least {} x pp_size = {}, there are {}", kind.name,
+                                    kind.min_micro_batches, fewest, count),
+                        words.raise_to(fewest));
   if (p.pp_schedule == ScheduleId::one_f_one_b && m < l.pp)
     diagnostics.warn(
         words.field,

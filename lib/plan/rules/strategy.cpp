@@ -39,10 +39,6 @@ void check_megatron_fsdp(const Recipe& r, Diagnostics& diagnostics) {
   refuse("distributed.pp_size", d.pp_size > 1, fmt::format("pp_size {}", d.pp_size));
   refuse("distributed.ep_size", d.ep_size > 1, fmt::format("ep_size {}", d.ep_size));
   refuse("distributed.sequence_parallel", d.sequence_parallel, "sequence_parallel");
-  diagnostics.require(r.recompute.granularity != recipe::RecomputeGranularity::selective,
-                      {"recompute.granularity", "distributed.strategy"},
-                      "strategy megatron_fsdp does not support selective recomputation",
-                      "use granularity: full, or strategy: fsdp2");
 }
 
 // A field that some strategies alone read.
@@ -153,24 +149,26 @@ std::string use_tp(const Recipe& r, const Layout& l) {
 // divides.
 void check_tensor_parallel(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
   const auto& m = r.model;
-  diagnostics.require(
-      m.num_attention_heads % l.tp == 0, {"distributed.tp_size", "model.num_attention_heads"},
-      fmt::format("tp_size {} does not divide the {} attention heads", l.tp, m.num_attention_heads),
-      use_tp(r, l));
   // If tp_size does not divide the heads, only that is reported: its hint names sizes that all
   // rules allow.
   const bool heads = m.num_attention_heads % l.tp == 0;
-  diagnostics.require(
-      !heads || m.ffn_size() % l.tp == 0, {"distributed.tp_size", "model.ffn_hidden_size"},
-      fmt::format("tp_size {} does not divide the ffn_hidden_size of {}", l.tp, m.ffn_size()),
-      fmt::format("{}, or set model.ffn_hidden_size to {}", use_tp(r, l),
-                  nearest_multiples(m.ffn_size(), l.tp)));
-  diagnostics.require(
-      !heads || m.kv_heads() % l.tp == 0 || l.tp % m.kv_heads() == 0,
-      {"distributed.tp_size", "model.num_query_groups"},
-      fmt::format("tp_size {} is neither a divisor nor a multiple of the {} key-value heads", l.tp,
-                  m.kv_heads()),
-      use_tp(r, l));
+  if (!heads)
+    diagnostics.require(false, {"distributed.tp_size", "model.num_attention_heads"},
+                        fmt::format("tp_size {} does not divide the {} attention heads", l.tp,
+                                    m.num_attention_heads),
+                        use_tp(r, l));
+  if (heads && m.ffn_size() % l.tp != 0)
+    diagnostics.require(
+        false, {"distributed.tp_size", "model.ffn_hidden_size"},
+        fmt::format("tp_size {} does not divide the ffn_hidden_size of {}", l.tp, m.ffn_size()),
+        fmt::format("{}, or set model.ffn_hidden_size to {}", use_tp(r, l),
+                    nearest_multiples(m.ffn_size(), l.tp)));
+  if (heads && m.kv_heads() % l.tp != 0 && l.tp % m.kv_heads() != 0)
+    diagnostics.require(
+        false, {"distributed.tp_size", "model.num_query_groups"},
+        fmt::format("tp_size {} is neither a divisor nor a multiple of the {} key-value heads",
+                    l.tp, m.kv_heads()),
+        use_tp(r, l));
   const int64_t padded = m.vocab_size > 0 ? padded_vocab(m.vocab_size, l.tp) : 0;
   if (padded != m.vocab_size)
     diagnostics.resolved("model.vocab_size",

@@ -103,6 +103,16 @@ void validate_recompute(const Recipe& r, Diagnostics& diagnostics) {
                         "granularity is selective, but no module is listed",
                         "list at least one, such as [core_attn], or set granularity: none");
   note_modules(r, diagnostics);
+  if (r.distributed.strategy == recipe::Strategy::megatron_fsdp)
+    diagnostics.require(c.granularity != recipe::RecomputeGranularity::selective,
+                        {"recompute.granularity", "distributed.strategy"},
+                        "strategy megatron_fsdp does not support selective recomputation",
+                        "use granularity: full, or strategy: fsdp2");
+  if (r.model.moe.num_experts > 0 && r.distributed.ep_size > 1 &&
+      r.distributed.moe.ignore_router_for_ac && !full)
+    warn_or_refuse(r, "distributed.moe.ignore_router_for_ac",
+                   "is ignored: only recompute.granularity full would compute routers again",
+                   diagnostics);
 }
 
 }  // namespace

@@ -23,13 +23,13 @@ void check_product(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
   // If tp_size does not divide the heads, only that is reported: its hint names sizes that the
   // world allows.
   const bool heads = r.model.num_attention_heads % l.tp == 0;
-  diagnostics.require(
-      !heads || l.world % product == 0,
-      {"distributed.tp_size", "distributed.pp_size", "distributed.cp_size"},
-      fmt::format("tp({}) * pp({}) * cp({}) = {} does not divide the world of {} ranks", l.tp, l.pp,
-                  l.cp, product, l.world),
-      fmt::format("run on {} ranks, or choose sizes whose product {}",
-                  nearest_multiples(l.world, product), divides(l.world)));
+  if (heads && l.world % product != 0)
+    diagnostics.require(
+        false, {"distributed.tp_size", "distributed.pp_size", "distributed.cp_size"},
+        fmt::format("tp({}) * pp({}) * cp({}) = {} does not divide the world of {} ranks", l.tp,
+                    l.pp, l.cp, product, l.world),
+        fmt::format("run on {} ranks, or choose sizes whose product {}",
+                    nearest_multiples(l.world, product), divides(l.world)));
   if (!r.distributed.dp_size || l.world % product != 0) return;
   diagnostics.require(
       *r.distributed.dp_size == l.dp, {"distributed.dp_size"},
@@ -56,6 +56,7 @@ void check_batch(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
   // If the sizes do not divide the world, dp is not known.
   if (l.world % (l.tp * l.pp * l.cp) != 0) return;
   const int64_t global = r.train.global_batch_size, chunk = batch_multiple(r, l);
+  if (global % chunk == 0) return;
   std::string reason =
       l.dp == 1
           ? fmt::format("global_batch_size {} is not a multiple of micro-batch {}", global,
@@ -66,7 +67,7 @@ void check_batch(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
     reason = fmt::format(
         "global_batch_size {} is not a whole number of flushes of dp {} x local batch {} = {}",
         global, l.dp, r.train.micro_batch_size, chunk);
-  diagnostics.require(global % chunk == 0,
+  diagnostics.require(false,
                       {"train.global_batch_size", "train.micro_batch_size",
                        "distributed.pipeline.pp_microbatch_size"},
                       std::move(reason), fmt::format("use {}", legal_batches(r, l)));

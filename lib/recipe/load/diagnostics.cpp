@@ -7,6 +7,7 @@
 #include <fmt/core.h>
 
 #include "base/error.h"
+#include "recipe/load/mistakes.h"
 
 namespace mtrain::recipe {
 
@@ -121,21 +122,20 @@ std::string Diagnostics::text(Severity severity) const {
   return s;
 }
 
-void Diagnostics::throw_if_errors() const {
-  if (!has_errors()) return;
-  const auto count =
-      std::count_if(diagnostics_.begin(), diagnostics_.end(),
-                    [](const Diagnostic& p) { return p.severity == Severity::error; });
-  // A single error that is about a file or a word is not called a mistake in the recipe.
-  if (count == 1)
-    for (const Diagnostic& p : diagnostics_)
-      if (p.severity == Severity::error && p.field.empty() && p.location.line == 0)
-        throw UserError(
-            p.location.known() ? fmt::format("{}: {}", p.location.str(), p.reason) : p.reason,
-            p.hint);
-  throw UserError(fmt::format("{} in the recipe:\n{}",
-                              count == 1 ? "1 mistake" : fmt::format("{} mistakes", count),
-                              text(Severity::error)));
+void Diagnostics::throw_if_errors() const { throw_mistakes(*this, "in the recipe"); }
+
+void throw_mistakes(const Diagnostics& diagnostics, std::string_view place) {
+  std::vector<Diagnostic> errors = diagnostics.sorted();
+  std::erase_if(errors, [](const Diagnostic& d) { return d.severity != Severity::error; });
+  if (errors.empty()) return;
+  // A single error that is about a file or a word is not called a mistake.
+  if (const Diagnostic& d = errors[0];
+      errors.size() == 1 && d.field.empty() && d.location.line == 0)
+    throw UserError(
+        d.location.known() ? fmt::format("{}: {}", d.location.str(), d.reason) : d.reason, d.hint);
+  throw UserError(fmt::format(
+      "{} {}:\n{}", errors.size() == 1 ? "1 mistake" : fmt::format("{} mistakes", errors.size()),
+      place, diagnostics.text(Severity::error)));
 }
 
 }  // namespace mtrain::recipe

@@ -114,14 +114,17 @@ struct ClusterConfig {
   ClusterGpu gpu;
   ClusterDomain domain;
   ClusterNetwork network;
-  int64_t nodes = 1;
+  Auto<int64_t> nodes;
   std::optional<std::string> calibration, stack;
 
   static constexpr auto fields = std::tuple{
       Field{"gpu", &ClusterConfig::gpu, "the devices", {.shorthand = "kind"}},
       Field{"domain", &ClusterConfig::domain, "links within a domain"},
       Field{"network", &ClusterConfig::network, "links between domains"},
-      Field{"nodes", &ClusterConfig::nodes, "domains of the cluster", {.min = 1, .max = 1 << 20}},
+      Field{"nodes",
+            &ClusterConfig::nodes,
+            "domains of the cluster; auto: as many as the ranks of a plan need",
+            {.min = 1, .max = 1 << 20}},
       Field{"calibration", &ClusterConfig::calibration,
             "a file of measured times; its path begins at the cluster file"},
       Field{"stack", &ClusterConfig::stack, "name of the fitted constants of a training program"}};
