@@ -169,7 +169,8 @@ void check_cluster(const Cluster& c, const recipe::Recipe& r, int64_t world,
     diagnostics.add_at(
         recipe::Severity::error, {c.source, 0, 0}, "nodes",
         fmt::format("{} x {} devices are too few for {} ranks", c.nodes, c.domain_gpus, world),
-        fmt::format("write nodes: {}", (world + c.domain_gpus - 1) / c.domain_gpus));
+        fmt::format("write nodes: {} in this file, or in a copy of it",
+                    (world + c.domain_gpus - 1) / c.domain_gpus));
 }
 
 std::vector<std::string> settings_for(const Cluster& cluster, const recipe::Recipe& recipe) {

@@ -7,6 +7,10 @@
 
 namespace mtrain::predict {
 
+// Returns such as "dp 8, tp 4, fsdp2, micro-batch 1".
+std::string layout_words(const RankedLayout& layout);
+std::string duration_text(double seconds);  // "1.23 s", "45.6 ms"
+
 // Returns the ranked layouts, those that no other one beats in time and memory, and why the others
 // are out. `width` 0: lines have no limit. Throws UserError, with these reasons, if there is none.
 std::string ranking_text(const LayoutRanking& ranking, const LayoutSearch& search,

@@ -143,7 +143,7 @@ class Contention {
 }  // namespace
 
 ReplayTimes replay(const LaunchSequence& sequence, const LaunchList& list,
-                   const LaunchPrices& prices, ReplayEnd until) {
+                   const LaunchPrices& prices, ReplayEnd until, std::vector<ReplaySpan>* spans) {
   struct Stream {
     device::StreamKind kind;
     double free = 0;
@@ -160,6 +160,7 @@ ReplayTimes replay(const LaunchSequence& sequence, const LaunchList& list,
   for (const LaunchSequence::Item& item : sequence.items()) {
     Stream& s = streams[item.stream];
     const bool computes = s.kind == device::StreamKind::compute;
+    double began = s.free;
     if (item.waits_for >= 0) {
       const Stream& other = streams[size_t(item.waits_for)];
       const double over = item.waits_item > 0 ? other.ends[item.waits_item - 1] : 0;
@@ -170,6 +171,7 @@ ReplayTimes replay(const LaunchSequence& sequence, const LaunchList& list,
       const double seconds = prices.seconds[item.launch],
                    begin = std::max(s.free + prices.gap, host);
       double end = begin + seconds;
+      began = begin;
       if (computes) {
         end = contention.end_of(begin, seconds);
         times.gaps += begin - s.free;
@@ -182,6 +184,7 @@ ReplayTimes replay(const LaunchSequence& sequence, const LaunchList& list,
       s.free = end;
     }
     s.ends.push_back(s.free);
+    if (spans) spans->push_back({began, s.free});
   }
   const Stream* last = nullptr;
   for (const Stream& s : streams) {

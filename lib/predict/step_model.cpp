@@ -71,6 +71,7 @@ schedule::StageCost cost_of(const StageTimes& t) {
           .reduce = t.reduce,
           .tp = inside(t, {StreamKind::tp}),
           .cp = inside(t, {StreamKind::cp}),
+          .ep = inside(t, {StreamKind::ep, StreamKind::ep_counts}),
           .dp = inside(t, {StreamKind::dp_grad, StreamKind::dp_param})};
 }
 
@@ -98,8 +99,11 @@ class StepModel::Recording {
 
   PlayedPipeline play(const LaunchCosts& costs) const {
     MT_CHECK(plan_.layout.pp > 1, "a picture of one stage");
-    return {schedule_,
-            schedule::simulate(schedule_, schedule_costs(all_times(list_.price(costs)), costs))};
+    const PipelineTimes all = all_times(list_.price(costs));
+    return {.schedule = schedule_,
+            .timeline = schedule::simulate(schedule_, schedule_costs(all, costs)),
+            .before = std::ranges::max(all.before, {}, &ReplayTimes::seconds).seconds,
+            .first_gather = std::ranges::max(all.stages, {}, &StageTimes::first).first};
   }
 
   Prediction price(const LaunchCosts& costs) const {

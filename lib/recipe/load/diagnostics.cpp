@@ -133,9 +133,12 @@ void Diagnostics::throw_if_errors() const {
         throw UserError(
             p.location.known() ? fmt::format("{}: {}", p.location.str(), p.reason) : p.reason,
             p.hint);
-  throw UserError(fmt::format("{} in the recipe:\n{}",
-                              count == 1 ? "1 mistake" : fmt::format("{} mistakes", count),
-                              text(Severity::error)));
+  const bool words = std::ranges::all_of(diagnostics_, [](const Diagnostic& p) {
+    return p.severity != Severity::error || p.field.starts_with("--");
+  });
+  throw UserError(
+      fmt::format("{} {}:\n{}", count == 1 ? "1 mistake" : fmt::format("{} mistakes", count),
+                  words ? "on the command line" : "in the recipe", text(Severity::error)));
 }
 
 }  // namespace mtrain::recipe
