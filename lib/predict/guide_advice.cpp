@@ -148,10 +148,14 @@ std::string side_text(const char* name, const GuideSide& side) {
     return text + fmt::format("{}, {}: {}\n", duration_text(side.best->step_s),
                               human_bytes(side.best->memory), layout_words(*side.best));
   if (side.out.empty()) return text + "no layout has such sizes\n";
-  const LayoutsOut& most = side.out[0];
-  return text + fmt::format("no layout, {} candidates: {}; nearest: {}{}{}\n", most.count,
-                            most.reason, most.nearest, most.detail.empty() ? "" : ": ",
-                            most.detail);
+  // What does not fit the memory has passed all other checks.
+  auto most = std::ranges::find_if(side.out, [](const LayoutsOut& out) {
+    return out.reason.find("memory") != std::string::npos;
+  });
+  if (most == side.out.end()) most = side.out.begin();
+  return text + fmt::format("no layout, {} candidates: {}; nearest: {}{}{}\n", most->count,
+                            most->reason, most->nearest, most->detail.empty() ? "" : ": ",
+                            most->detail);
 }
 
 }  // namespace

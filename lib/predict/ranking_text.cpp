@@ -12,8 +12,9 @@ std::string layout_words(const RankedLayout& r) {
   const LayoutChoice& c = r.choice;
   std::string text = fmt::format("dp {}", r.dp);
   for (const auto& [name, size] : {std::pair{"tp", c.tp}, {"cp", c.cp}, {"ep", c.ep}})
-    if (size > 1) text += fmt::format(", {} {}", name, size);
-  if (c.cp > 1) text += fmt::format(" {}", enum_name(c.cp_kind));
+    if (size > 1)
+      text += fmt::format(", {} {}", name, size) +
+              (name == std::string_view("cp") ? fmt::format(" {}", enum_name(c.cp_kind)) : "");
   if (c.pp > 1)
     text += fmt::format(", pp {}{} {}", c.pp, c.stages > 1 ? fmt::format(" x {}", c.stages) : "",
                         enum_name(c.schedule));

@@ -199,6 +199,7 @@ class FlushTrace {
 
   void add(double at, int64_t flush) {
     at_ = at;
+    lane_ends_.clear();
     double clock = 0;
     for (size_t i = 0; i < list_.size(); ++i) {
       schedule::Action a = list_[i];
@@ -206,7 +207,11 @@ class FlushTrace {
       const std::string scope = to_string(a);
       for (const schedule::LaneTime* lane : of_action_[i]) {
         const auto [stream, name] = stream_of(*lane, a);
-        trace_.span(name, stream, at_ + lane->begin, at_ + lane->end, scope);
+        // A receive seems to begin when its message is ready, also behind other ones.
+        double& last = lane_ends_[stream];
+        if (lane->end > last)
+          trace_.span(name, stream, at_ + std::max(lane->begin, last), at_ + lane->end, scope);
+        last = std::max(last, lane->end);
       }
       const auto [begin, end] = times_[i];
       if (is_compute(a.kind)) {
@@ -254,8 +259,9 @@ class FlushTrace {
   const std::vector<schedule::LaneTime>& lanes_;
   const std::vector<schedule::ExchangeTime>& exchanges_;
   std::vector<std::vector<const schedule::LaneTime*>> of_action_;
-  const int64_t micro_batches_;  // of a flush
-  double at_ = 0;                // the flush's begin
+  const int64_t micro_batches_;                   // of a flush
+  double at_ = 0;                                 // the flush's begin
+  std::map<device::StreamId, double> lane_ends_;  // of a stream's last span in the flush
 };
 
 void write_trace(const std::filesystem::path& path, const PlayedPipeline& played,

@@ -34,14 +34,11 @@ struct Advised {
   GuideAdvice advice;
 };
 
-// The sizes change, and what makes a layout fit.
-SearchFields few_fields() {
-  Diagnostics none;
-  return SearchFields::parse("tp,pp,cp,ep,schedule,micro_batch,recompute", {}, none);
-}
+// What changes in a search: sizes, and what makes a layout fit.
+constexpr const char* kFew = "tp,pp,cp,ep,schedule,micro_batch,recompute";
 
 Advised advised(const std::string& recipe, int64_t world, const std::string& cluster,
-                std::vector<std::string> settings = {}) {
+                std::vector<std::string> settings = {}, const std::string& fields = kFew) {
   plan::Cluster c = cluster_of(cluster);
   for (const char* setting : {"train.device=cuda", "hardware.gpu=h100"})
     settings.emplace_back(setting);
@@ -51,9 +48,14 @@ Advised advised(const std::string& recipe, int64_t world, const std::string& clu
                             .settings = std::move(settings),
                             .world = world,
                             .machine = {.dry_run = true, .cores = 4}};
-  auto trial = plan::plan_trial(source, {}, 32768);
+  constexpr int64_t kVocabulary = 128256;  // of recipes that leave it to their tokenizer
+  auto trial = plan::plan_trial(source, {}, kVocabulary);
   REQUIRE(trial);
-  const LayoutSearch search{.fields = few_fields(), .most_plays = 8};
+  if (const int64_t own = trial->recipe.model.vocab_size; own > 0)
+    trial = plan::plan_trial(source, {}, own);
+  REQUIRE(trial);
+  Diagnostics none;
+  const LayoutSearch search{.fields = SearchFields::parse(fields, {}, none), .most_plays = 8};
   GuideAdvice advice =
       guide_advice(source, trial->recipe, trial->plan, c, SheetCosts(c, {}), search);
   return {std::move(c), std::move(source), std::move(*trial), std::move(advice)};
@@ -97,7 +99,7 @@ void expect_consistent(const Advised& a, const RowAdvice& row) {
                                              : GuideVerdict::open));
 }
 
-const std::string kDgx = "gpu: h100\nnodes: 4\n";
+constexpr const char* kDgx = "gpu: h100\nnodes: 8\n";
 
 }  // namespace
 
@@ -107,7 +109,8 @@ TEST_CASE("each row of the guide has its word on a cluster") {
     const char* recipe;
     int64_t world;
     GuideVerdict verdict;
-    std::vector<std::string> settings = {};
+    std::vector<std::string> settings;
+    const char* fields = kFew;
   };
   constexpr auto kAgrees = GuideVerdict::agrees, kDisagrees = GuideVerdict::disagrees;
   const std::string small = "train.global_batch_size=64";
@@ -115,16 +118,25 @@ TEST_CASE("each row of the guide has its word on a cluster") {
   for (const Case& c :
        std::vector<Case>{{"dense, below 3B", "llama3_2_1b", 8, kAgrees, {small}},
                          {"dense, 3B to 13B", "llama3_8b", 8, kDisagrees, {small}},
-                         {"dense, 13B to 70B", "qwen3_32b", 32, kAgrees, {small}},
-                         {"dense, 70B and more", "llama3_70b", 32, kAgrees, {small}},
-                         {"experts, below 10B", "bench/gpu_moe", 8, kAgrees, {small}},
+                         {"dense, 13B to 70B", "qwen3_32b", 32, kDisagrees, {small}},
+                         {"dense, 70B and more", "llama3_70b", 32, kDisagrees, {small}},
+                         {"experts, below 10B",
+                          "bench/gpu_moe",
+                          8,
+                          kDisagrees,
+                          {small, "distributed.strategy=megatron_ddp"}},
                          {"experts, 10B to 30B", "moe_16b_shared_expert", 16, kAgrees, {small}},
-                         {"experts, 100B and more", "deepseek_v3", 32, kAgrees, {small}},
+                         {"experts, 100B and more",
+                          "qwen3_30b_a3b",
+                          64,
+                          kAgrees,
+                          {small, "model.moe.num_experts=512"},
+                          "tp,pp,ep,schedule"},
                          {"sequences below 8192", "qwen3_4b", 8, kAgrees, {small}},
-                         {"sequences of 8192 and more", "llama3_8b", 8, kDisagrees, {small}},
+                         {"sequences of 8192 and more", "llama3_70b", 32, kAgrees, {small}},
                          {"all", "llama3_8b", 16, kAgrees, {small}}}) {
     CAPTURE(c.condition, c.recipe);
-    const Advised a = advised(c.recipe, c.world, kDgx, c.settings);
+    const Advised a = advised(c.recipe, c.world, kDgx, c.settings, c.fields);
     const RowAdvice& row = row_of(a.advice, c.condition);
     expect_consistent(a, row);
     CHECK(row.verdict == c.verdict);
