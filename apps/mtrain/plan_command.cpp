@@ -15,14 +15,15 @@
 #include "base/terminal.h"
 #include "cluster_plan.h"
 #include "commands.h"
+#include "plan_advice.h"
 #include "predict/cluster_costs.h"
 #include "predict/layout_search.h"
 #include "predict/prediction_text.h"
 #include "predict/ranking_text.h"
 #include "predict/recorded_step.h"
 #include "predict/step_model.h"
+#include "predict/step_timeline.h"
 #include "recipe/load/mistakes.h"
-#include "schedule/render.h"
 
 namespace mtrain {
 
@@ -30,8 +31,8 @@ namespace {
 
 struct PlanOptions : ClusterPlanWords {
   bool json = false;
-  std::string timeline;  // a file for the picture of a pipeline; empty: none
-  bool search = false;
+  std::string timeline;  // a file for what happens over time; empty: none
+  bool search = false, advice = false;
   std::string free, objective = "speed", output;
   std::vector<std::string> fixed;
   size_t top = 10, plays = 30, write = 0;  // write: the place in the ranking; 0: none
@@ -116,12 +117,6 @@ std::string ranking_json(const predict::LayoutRanking& r, const predict::LayoutS
   return j.dump(2) + "\n";
 }
 
-void write_timeline(const std::string& path, const predict::PlayedPipeline& played) {
-  const bool page = path.ends_with(".html");
-  write_file_atomic(path, page ? schedule_html(played.schedule, played.timeline)
-                               : schedule_svg(played.schedule, played.timeline));
-}
-
 // Writes the recipe of a ranked layout, which a training reads like any other.
 void write_layout(const PlanOptions& o, const predict::LayoutRanking& ranking,
                   const ClusterPlan& planned) {
@@ -162,21 +157,51 @@ void show_search(const PlanOptions& o) {
   if (o.write > 0) write_layout(o, ranking, planned);
 }
 
-void show_plan(const PlanOptions& o) {
-  if (o.search) return show_search(o);
-  if (!o.free.empty() || !o.fixed.empty() || o.write > 0 || !o.output.empty())
-    throw UserError("--free, --fix, --write and --output are for a search", "add --search");
-  if (!o.timeline.empty() && !o.timeline.ends_with(".svg") && !o.timeline.ends_with(".html"))
-    throw UserError(fmt::format("--timeline {}: not a picture", o.timeline),
-                    "write a name that ends in .svg or .html");
+void show_advice(const PlanOptions& o) {
+  Diagnostics mistakes;
+  const predict::LayoutSearch search{.fields = plan::SearchFields::parse(o.free, o.fixed, mistakes),
+                                     .most_plays = o.plays};
+  mistakes.throw_if_errors();
   ClusterPlan planned = plan_on_cluster(o);
   const auto costs =
       predict::costs_for(planned.cluster, planned.plan, folders_of_recipes(), planned.diagnostics);
   planned.diagnostics.throw_if_errors();
-  if (!o.timeline.empty() && planned.plan.layout.pp == 1)
-    throw UserError("--timeline: this plan has no pipeline, so a picture has one row",
-                    "set distributed.pp_size, or leave --timeline out");
-  const predict::StepModel model(planned.plan, planned.cluster);
+  std::fputs(plan_advice(planned, *costs, search, o.json, line_width(STDOUT_FILENO)).c_str(),
+             stdout);
+}
+
+// Checks the words that go together with some others alone.
+void check_words(const CLI::App& command, const PlanOptions& o) {
+  Diagnostics mistakes;
+  for (const char* word : {"--top", "--objective", "--write", "--output"})
+    if (command.count(word) > 0 && !o.search)
+      mistakes.add(word, "is for the layouts that a search ranks", "add --search");
+  for (const char* word : {"--free", "--fix", "--plays"})
+    if (command.count(word) > 0 && !o.search && !o.advice)
+      mistakes.add(word, "is for a search", "add --search or --advice");
+  if (o.advice && o.search)
+    mistakes.add("--advice", "compares the sizing guide, and --search ranks layouts",
+                 "use one of the two");
+  if (o.advice && !o.timeline.empty())
+    mistakes.add("--timeline", "shows one layout, and --advice compares many",
+                 "leave one of the two out");
+  if (!o.timeline.empty() && !predict::timeline_format(o.timeline))
+    mistakes.add("--timeline", o.timeline + " is neither a picture nor a trace",
+                 "write a name that ends in .svg, .html or .json");
+  mistakes.throw_if_errors();
+}
+
+void show_plan(const PlanOptions& o) {
+  if (o.advice) return show_advice(o);
+  if (o.search) return show_search(o);
+  const auto format = predict::timeline_format(o.timeline);
+  ClusterPlan planned = plan_on_cluster(o);
+  const auto costs =
+      predict::costs_for(planned.cluster, planned.plan, folders_of_recipes(), planned.diagnostics);
+  planned.diagnostics.throw_if_errors();
+  const predict::StepModel model(
+      planned.plan, planned.cluster,
+      format ? predict::parts_for_timeline(planned.plan) : predict::RecordedParts::few);
   const predict::Prediction p = model.price(*costs);
   const std::string text = o.json ? prediction_json(p, planned)
                                   : predict::prediction_text(p, planned.plan, planned.cluster,
@@ -188,7 +213,8 @@ void show_plan(const PlanOptions& o) {
     log::warn(fmt::format(
         "the plan does not fit the memory of the cluster's devices\n    hint: add --search to find "
         "layouts that do"));
-  if (!o.timeline.empty()) write_timeline(o.timeline, model.play(*costs));
+  if (format)
+    predict::write_timeline(o.timeline, *format, planned.plan, planned.cluster, *costs, model, p);
 }
 
 }  // namespace
@@ -203,7 +229,8 @@ void add_plan_command(CLI::App& app) {
        "mtrain plan --recipe recipes/quickstart.yaml --cluster cpu_2cores --json",
        "mtrain plan --recipe llama3_70b --cluster dgx_h100 distributed.tp_size=4",
        "mtrain plan --recipe mixtral_8x7b --cluster dgx_h100 --timeline mixtral.html",
-       "mtrain plan --recipe llama3_8b --cluster dgx_h100 --world-size 32 --search --free tp"});
+       "mtrain plan --recipe llama3_8b --cluster dgx_h100 --world-size 32 --search --free tp",
+       "mtrain plan --recipe llama3_2_1b --cluster dgx_h100 --world-size 8 --advice"});
   command
       ->add_option("--recipe,-r,--config,-c", o->recipe,
                    "YAML recipe: a path, or the name of a ready recipe (llama3_8b)")
@@ -220,20 +247,27 @@ void add_plan_command(CLI::App& app) {
                    "many nodes as the recipe's sizes need unless its file says how many")
       ->check(integer_from(int64_t{1}, int64_t{1} << 24).description(""))
       ->type_name("N");
-  command->add_option(
-      "--timeline", o->timeline,
-      "write a picture of the pipeline's ranks over time to this .svg or .html file");
+  command->add_option("--timeline", o->timeline,
+                      "write the ranks' work over time to this .svg or .html file, or as a trace "
+                      "for Perfetto and `mtrain timeline` to this .json file");
   command->add_flag("--json", o->json, "as JSON, with all figures");
   command->add_flag("--search", o->search, "rank layouts of the recipe instead");
-  command->add_option("--free", o->free,
-                      "--search: the fields that may change, such as tp,pp,micro_batch; all unless "
-                      "given");
-  command->add_option("--fix", o->fixed, "--search: a field's value in all layouts, such as tp=4")
+  command->add_flag("--advice", o->advice,
+                    "compare the sizing guide with the best layouts within and outside of it");
+  command->add_option(
+      "--free", o->free,
+      "--search, --advice: the fields that may change, such as tp,pp,micro_batch; all unless "
+      "given");
+  command
+      ->add_option("--fix", o->fixed,
+                   "--search, --advice: a field's value in all layouts, such as tp=4")
       ->type_name("FIELD=VALUE");
   command->add_option("--top", o->top, "--search: how many layouts are ranked")
       ->check(integer_from(int64_t{1}, int64_t{1000}).description(""))
       ->type_name("N");
-  command->add_option("--plays", o->plays, "--search: how many layouts are predicted at most")
+  command
+      ->add_option("--plays", o->plays,
+                   "--search, --advice: how many layouts are predicted at most")
       ->check(integer_from(int64_t{1}, int64_t{100000}).description(""))
       ->type_name("N");
   command->add_option("--objective", o->objective, "--search: speed, or memory of a device")
@@ -244,7 +278,10 @@ void add_plan_command(CLI::App& app) {
       ->check(integer_from(int64_t{1}, int64_t{1000}).description(""))
       ->type_name("N");
   command->add_option("--output", o->output, "--search: the file that --write writes");
-  command->callback([o] { show_plan(*o); });
+  command->callback([o, command] {
+    check_words(*command, *o);
+    show_plan(*o);
+  });
 }
 
 }  // namespace mtrain

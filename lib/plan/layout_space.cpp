@@ -309,6 +309,7 @@ LayoutSpace::Values LayoutSpace::sizes(LayoutField field, int64_t own, Values us
 }
 
 bool LayoutSpace::allows(const LayoutChoice& c) const {
+  if (fields_.only && !fields_.only(c)) return false;
   return std::ranges::all_of(kAllFields, [&](LayoutField field) {
     return !fixed(field) || has_value(c, field, *fixed(field));
   });

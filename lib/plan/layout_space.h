@@ -79,6 +79,7 @@ struct LayoutChoice {
 struct SearchFields {
   std::set<LayoutField> free;
   std::array<std::optional<std::string>, kLayoutFields> fixed;  // values that all layouts have
+  std::function<bool(const LayoutChoice&)> only = {};           // if set, true for all layouts
 
   // All fields are free.
   static SearchFields all();

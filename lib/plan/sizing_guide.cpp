@@ -70,14 +70,6 @@ constexpr double kSmallest = 1e8;
 // gathers of data parallelism.
 constexpr double kIdle = 0.05;
 
-bool applies(const GuideRow& row, const RunPlan& plan) {
-  const double parameters = plan.parameters.total();
-  const bool has_experts = plan.model.experts() != nullptr;
-  return (row.models == kAll || has_experts == (row.models == kExperts)) &&
-         parameters >= row.from && parameters < row.below &&
-         plan.sample_length >= row.length_from && plan.sample_length < row.length_below;
-}
-
 struct GuidedSize {
   LayoutSize which;
   const char* name;
@@ -135,6 +127,14 @@ std::string SizeRange::text() const {
 }
 
 std::span<const GuideRow> sizing_guide() { return kGuide; }
+
+bool applies(const GuideRow& row, const RunPlan& plan) {
+  const double parameters = plan.parameters.total();
+  const bool has_experts = plan.model.experts() != nullptr;
+  return (row.models == kAll || has_experts == (row.models == kExperts)) &&
+         parameters >= row.from && parameters < row.below &&
+         plan.sample_length >= row.length_from && plan.sample_length < row.length_below;
+}
 
 std::string sizing_guide_table() {
   std::string text = "| model | tp | pp | cp | ep |\n|---|---|---|---|---|\n";

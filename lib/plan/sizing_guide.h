@@ -32,6 +32,8 @@ struct GuideRow {
 };
 
 std::span<const GuideRow> sizing_guide();
+// Whether the row is for models like that of the plan, and for its length of sequences.
+bool applies(const GuideRow& row, const RunPlan& plan);
 
 // Returns the table in Markdown, for docs/parallelism.md.
 std::string sizing_guide_table();

@@ -8,15 +8,13 @@
 
 namespace mtrain::predict {
 
-namespace {
-
-// "tp 8, pp 16 x 4 interleaved_1f1b, megatron_ddp, zero 1, micro-batch 1, recompute full"
-std::string words_of(const RankedLayout& r) {
+std::string layout_words(const RankedLayout& r) {
   const LayoutChoice& c = r.choice;
   std::string text = fmt::format("dp {}", r.dp);
   for (const auto& [name, size] : {std::pair{"tp", c.tp}, {"cp", c.cp}, {"ep", c.ep}})
-    if (size > 1) text += fmt::format(", {} {}", name, size);
-  if (c.cp > 1) text += fmt::format(" {}", enum_name(c.cp_kind));
+    if (size > 1)
+      text += fmt::format(", {} {}", name, size) +
+              (name == std::string_view("cp") ? fmt::format(" {}", enum_name(c.cp_kind)) : "");
   if (c.pp > 1)
     text += fmt::format(", pp {}{} {}", c.pp, c.stages > 1 ? fmt::format(" x {}", c.stages) : "",
                         enum_name(c.schedule));
@@ -34,6 +32,8 @@ std::string duration_text(double seconds) {
   return seconds >= 1 ? fmt::format("{:.3g} s", seconds) : fmt::format("{:.3g} ms", 1e3 * seconds);
 }
 
+namespace {
+
 // A line of figures for each layout, and below it the layout.
 std::string layouts_text(const std::vector<RankedLayout>& layouts, bool marks, int width) {
   std::string out;
@@ -43,7 +43,7 @@ std::string layouts_text(const std::vector<RankedLayout>& layouts, bool marks, i
     out += fmt::format("{:>3}{} {:>9}  {:>8} tokens/s  MFU {:4.1f} %  {:>9}\n", i + 1,
                        tie ? "~" : " ", duration_text(r.step_s), human_count(r.tokens_per_s),
                        100 * r.mfu, human_bytes(r.memory));
-    out += wrap_words("     " + words_of(r) + "\n", width);
+    out += wrap_words("     " + layout_words(r) + "\n", width);
   }
   return out;
 }

@@ -167,7 +167,7 @@ double remove(const std::vector<Interval>& runs, std::vector<Interval>& left) {
 }  // namespace
 
 ReplayTimes replay(const LaunchSequence& sequence, const LaunchList& list,
-                   const LaunchPrices& prices, ReplayEnd until) {
+                   const LaunchPrices& prices, ReplayEnd until, std::vector<ReplaySpan>* spans) {
   struct Item {
     double end = 0;
     double late = 0;                 // how long it waited for other ranks
@@ -203,6 +203,7 @@ ReplayTimes replay(const LaunchSequence& sequence, const LaunchList& list,
   for (const LaunchSequence::Item& item : sequence.items()) {
     Stream& s = streams[item.stream];
     const bool computes = s.kind == device::StreamKind::compute;
+    double began = s.free, late = 0;
     if (item.waits_for >= 0) {
       const Stream& other = streams[size_t(item.waits_for)];
       const Item over = item.waits_item > 0 ? other.items[item.waits_item - 1] : Item{};
@@ -217,10 +218,10 @@ ReplayTimes replay(const LaunchSequence& sequence, const LaunchList& list,
       host += prices.host;
       const double seconds = prices.seconds[item.launch],
                    begin = std::max(s.free + prices.gap, host);
-      double late = 0;
       if (inside_layers(s.kind))
         late = std::max(0.0, s.ready + late_ranks.seconds(s.computed) - begin);
       double end = begin + late + seconds;
+      began = begin + late;
       if (computes) {
         end = contention.end_of(begin, seconds);
         times.gaps += begin - s.free;
@@ -234,10 +235,9 @@ ReplayTimes replay(const LaunchSequence& sequence, const LaunchList& list,
       if (!prices.known[item.launch]) times.unknown += end - begin - late;
       s.free = end;
       if (computes) s.ready = end;
-      s.items.push_back({.end = end, .late = late, .computed = s.computed, .ready = s.ready});
-      continue;
     }
-    s.items.push_back({.end = s.free, .computed = s.computed, .ready = s.ready});
+    s.items.push_back({.end = s.free, .late = late, .computed = s.computed, .ready = s.ready});
+    if (spans) spans->push_back({began, s.free});
   }
   const Stream* last = nullptr;
   for (const Stream& s : streams) {

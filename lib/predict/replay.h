@@ -105,8 +105,16 @@ enum class ReplayEnd {
   all_streams  // ends with the last stream; until then compute waits for it
 };
 
-// The sequence begins with idle streams. Waits for items that are not in it are over.
+// When an item of a sequence ran, in seconds from the begin of the replay. A wait begins when its
+// stream has nothing else to do.
+struct ReplaySpan {
+  double begin = 0, end = 0;
+};
+
+// The sequence begins with idle streams. Waits for items that are not in it are over. `spans`, if
+// not null, gets the times of all items.
 ReplayTimes replay(const LaunchSequence& sequence, const LaunchList& list,
-                   const LaunchPrices& prices, ReplayEnd end);
+                   const LaunchPrices& prices, ReplayEnd end,
+                   std::vector<ReplaySpan>* spans = nullptr);
 
 }  // namespace mtrain::predict

@@ -73,6 +73,7 @@ schedule::StageCost cost_of(const StageTimes& t) {
           .reduce = t.reduce,
           .tp = inside(t, {StreamKind::tp}),
           .cp = inside(t, {StreamKind::cp}),
+          .ep = inside(t, {StreamKind::ep, StreamKind::ep_counts}),
           .dp = inside(t, {StreamKind::dp_grad, StreamKind::dp_param})};
 }
 
@@ -150,7 +151,12 @@ class StepModel::Recording {
 
   PlayedPipeline play(const LaunchCosts& costs) const {
     MT_CHECK(plan_.layout.pp > 1, "a picture of one stage");
-    return {schedule_, played(list_.price(costs), costs).timeline};
+    const PlayedTimes p = played(list_.price(costs), costs);
+    const auto first_gather = [](const StageTimes& t) { return t.first.seconds; };
+    return {.schedule = schedule_,
+            .timeline = p.timeline,
+            .before = std::ranges::max(p.times.before, {}, &ReplayTimes::seconds).seconds,
+            .first_gather = first_gather(std::ranges::max(p.times.stages, {}, first_gather))};
   }
 
   Prediction price(const LaunchCosts& costs) const {

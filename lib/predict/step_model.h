@@ -21,6 +21,9 @@ enum class RecordedParts {
 struct PlayedPipeline {
   schedule::Schedule schedule;
   schedule::Timeline timeline;
+  // Seconds before the first flush: of other work, and by how much the gathers of the first forward
+  // last longer than later ones. What follows the last flush takes the rest of the step.
+  double before = 0, first_gather = 0;
 };
 
 class StepModel {

@@ -15,8 +15,9 @@ std::string schedule_text(const Schedule& schedule, const Timeline& timeline, in
 std::string schedule_csv(const Schedule& schedule);
 
 // Draws a picture with a row for each rank, a time axis and a legend. Each box shows the
-// micro-batch and the stage. Exchanges are below their rank's boxes. A picture is at most
-// kWidestPicture pixels wide; a longer timeline continues below, with the rows of all ranks.
+// micro-batch and the stage. Exchanges and the timeline's lanes are below their rank's boxes. A
+// picture is at most kWidestPicture pixels wide; a longer timeline continues below, with the rows
+// of all ranks.
 std::string schedule_svg(const Schedule& schedule, const Timeline& timeline);
 inline constexpr double kWidestPicture = 1600;
 

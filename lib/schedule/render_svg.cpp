@@ -33,6 +33,19 @@ constexpr std::array kKinds{
     KindOfBox{ActionKind::I, {80, 190, 180}, "I input gradients"},
     KindOfBox{ActionKind::W, {235, 180, 80}, "W weight gradients"}};
 
+struct KindOfLane {
+  Lane lane;
+  Color color;
+  const char* name;
+};
+
+constexpr std::array kLaneKinds{KindOfLane{Lane::tp, {200, 90, 90}, "tp"},
+                                KindOfLane{Lane::cp, {200, 120, 190}, "cp"},
+                                KindOfLane{Lane::ep, {150, 110, 200}, "ep"},
+                                KindOfLane{Lane::dp, {120, 120, 120}, "dp"},
+                                KindOfLane{Lane::pp_send, {70, 110, 160}, "pp send"},
+                                KindOfLane{Lane::pp_receive, {120, 170, 200}, "pp receive"}};
+
 Color color_of(ActionKind kind) { return std::ranges::find(kKinds, kind, &KindOfBox::kind)->color; }
 
 // A rank's later stages are drawn lighter.
@@ -57,7 +70,12 @@ class Picture {
       : s_(s), t_(t), chunk_of_(size_t(s.stages)), chunks_(size_t(s.pp)) {
     for (int64_t stage = 0; stage < s.stages; ++stage)
       chunk_of_[size_t(stage)] = chunks_[size_t(s.rank_of(stage))]++;
-    row_ = kBox + kGap + (has_exchanges(t) ? kExchanges : 0);
+    for (const KindOfLane& kind : kLaneKinds)
+      if (std::ranges::any_of(t.lanes, [&](const std::vector<LaneTime>& lanes) {
+            return std::ranges::find(lanes, kind.lane, &LaneTime::lane) != lanes.end();
+          }))
+        lanes_.push_back(&kind);
+    row_ = kBox + kGap + kExchanges * double(lanes_.size() + (has_exchanges(t) ? 1 : 0));
     set_scale(width);
   }
 
@@ -136,6 +154,8 @@ class Picture {
       const ActionKind back = occurs(ActionKind::B) ? ActionKind::B : ActionKind::I;
       entry(shade(color_of(back), 0, 1), 5, "in a backward");
     }
+    for (const KindOfLane* kind : lanes_)
+      entry(shade(kind->color, 0, 1), 5, fmt::format("{} communication", kind->name));
     if (*std::ranges::max_element(chunks_) > 1) entry("", 0, "lighter: a rank's later stage");
     entry("", 0, "in a box: the micro-batch, and below it s and the stage");
     return out;
@@ -158,19 +178,32 @@ class Picture {
         const Action& a = s_.ranks[rank][i];
         if (is_compute(a.kind)) out += box(a, t_.times[rank][i], from, to);
       }
-      for (const ExchangeTime& e : t_.exchanges[rank]) {
-        if (e.begin >= to || e.end <= from) continue;
-        const Action& a = s_.ranks[rank][e.action];
-        const double begin = std::max(e.begin, from), end = std::min(e.end, to);
-        out += fmt::format(
-            "<g><title>exchange of {} {:g} to {:g}</title><rect x=\"{:.2f}\" y=\"{:.0f}\" "
-            "width=\"{:.2f}\" height=\"{:.0f}\" fill=\"{}\"/></g>\n",
-            to_string(a), e.begin, e.end, (begin - from) * scale_, kBox + 1, (end - begin) * scale_,
-            kExchanges - 2, fill_of(a));
+      const ActionList& list = s_.ranks[rank];
+      for (const ExchangeTime& e : t_.exchanges[rank])
+        out += strip("exchange of " + to_string(list[e.action]), {e.begin, e.end}, kBox,
+                     fill_of(list[e.action]), from, to);
+      for (const LaneTime& l : t_.lanes[rank]) {
+        const auto kind = std::ranges::find(lanes_, l.lane, &KindOfLane::lane);
+        const auto above = size_t(kind - lanes_.begin()) + (has_exchanges(t_) ? 1 : 0);
+        out += strip(fmt::format("{} of {}", (*kind)->name, to_string(list[l.action])),
+                     {l.begin, l.end}, kBox + kExchanges * double(above),
+                     shade((*kind)->color, 0, 1), from, to);
       }
       out += "</g>\n";
     }
     return out;
+  }
+
+  // Draws the part of a communication that is between two times, `top` below its row's top.
+  std::string strip(const std::string& title, ActionTime t, double top, const std::string& fill,
+                    double from, double to) const {
+    if (t.begin >= to || t.end <= from) return "";
+    const double begin = std::max(t.begin, from), end = std::min(t.end, to);
+    return fmt::format(
+        "<g><title>{} {:g} to {:g}</title><rect x=\"{:.2f}\" y=\"{:.0f}\" width=\"{:.2f}\" "
+        "height=\"{:.0f}\" fill=\"{}\"/></g>\n",
+        title, t.begin, t.end, (begin - from) * scale_, top + 1, (end - begin) * scale_,
+        kExchanges - 2, fill);
   }
 
   std::string fill_of(const Action& a) const {
@@ -217,6 +250,7 @@ class Picture {
   const Schedule& s_;
   const Timeline& t_;
   std::vector<int64_t> chunk_of_, chunks_;  // of a stage among those of its rank; stages of a rank
+  std::vector<const KindOfLane*> lanes_;    // that the timeline has
   double row_ = 0, scale_ = 0, time_ = 0, width_ = 0;  // `time_` is that of a part
   int64_t parts_ = 1, legend_lines_ = 1;
 };

@@ -72,9 +72,9 @@ class Player {
     timeline_.sums[size_t(rank)].exposed[size_t(lane)] += time;
   }
   // Adds a time in which a lane works for the rank's action at `action`.
-  void works(int64_t rank, Lane lane, size_t action, double begin, double end) {
+  void works(int64_t rank, Lane lane, size_t action, double begin, double end, double exposed = 0) {
     if (end <= begin) return;
-    timeline_.lanes[size_t(rank)].push_back({lane, action, begin, end});
+    timeline_.lanes[size_t(rank)].push_back({lane, action, begin, end, exposed});
     timeline_.sums[size_t(rank)].busy[size_t(lane)] += end - begin;
   }
 
@@ -205,10 +205,12 @@ class Player {
     Stage& stage = stages_[size_t(a.stage)];
     stage.used = computed_[size_t(rank)];
     ends_[size_t(rank)].push_back(stage.used);
-    for (const auto& [lane, costs] :
-         {std::pair{Lane::tp, &cost(a).tp}, {Lane::cp, &cost(a).cp}, {Lane::dp, &cost(a).dp}}) {
+    for (const auto& [lane, costs] : {std::pair{Lane::tp, &cost(a).tp},
+                                      {Lane::cp, &cost(a).cp},
+                                      {Lane::ep, &cost(a).ep},
+                                      {Lane::dp, &cost(a).dp}}) {
       const InsideCost c = inside(*costs, a.kind);
-      works(rank, lane, index, begin, begin + c.busy);
+      works(rank, lane, index, begin, begin + c.busy, c.exposed);
       exposed(rank, lane, c.exposed);
     }
     if (!adds_to_gradients(a.kind) || --stage.gradients_left > 0 || cost(a).reduce == 0) return;

@@ -30,7 +30,9 @@ struct StageCost {
   struct Inside {
     InsideCost F = {}, I = {}, W = {};
   };
-  Inside tp = {}, cp = {}, dp = {};  // dp: gathers for each use, as without unshard actions
+  // dp: gathers for each use, as without unshard actions. ep: the exchanges, unless `parts` has
+  // them.
+  Inside tp = {}, cp = {}, ep = {}, dp = {};
 };
 
 // What a message from one rank to another takes, as the p2p figures of ScheduleCosts. The messages
@@ -98,11 +100,13 @@ struct Exposure {
   double share() const { return exchanges > 0 ? exposed / exchanges : 0; }
 };
 
-// Communication of a rank that belongs to an action, concurrent with its computations.
+// Communication of a rank that belongs to an action, concurrent with its computations. A
+// computation waits for `exposed` of the communication inside of it; when is unknown.
 struct LaneTime {
   Lane lane;
   size_t action;
   double begin = 0, end = 0;
+  double exposed = 0;
 };
 
 // For each lane of a rank, how long it is busy, and how long the rank computes nothing because of

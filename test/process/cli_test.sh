@@ -200,8 +200,22 @@ expect "a prediction" 0 "32 ranks: dp 32" "uncalibrated" "where the time goes" "
 expect "a prediction for all devices of a cluster" 0 '"ranks": 2' '"parts_s"' -- plan --recipe quickstart --cluster cpu_2cores --json
 expect "a picture of a prediction" 0 "exposed pp" -- plan --recipe mixtral_8x7b --cluster dgx_h100 --timeline "$work/plan.svg"
 python3 -c 'import sys, xml.dom.minidom as x; x.parse(sys.argv[1])' "$work/plan.svg" 2>"$work/out" || fail "plan --timeline is not XML"
-expect "a picture without a pipeline" 2 "has no pipeline" -- plan --recipe quickstart --cluster cpu_2cores --timeline "$work/plan.svg"
-expect "a picture of an unknown kind" 2 ".svg or .html" -- plan --recipe llama3_70b --cluster dgx_h100 --timeline "$work/plan.png"
+expect "a picture without a pipeline" 0 "step  " -- plan --recipe quickstart --cluster cpu_2cores --timeline "$work/plan.html"
+grep -q "<title>0F0 " "$work/plan.html" || fail "plan --timeline without a pipeline has no forward"
+for recipe in quickstart quickstart_pipeline; do
+  expect "a trace of a prediction, $recipe" 0 "step  " -- plan --recipe $recipe --cluster cpu_2cores --timeline "$work/plan.json"
+  expect "a predicted trace on the terminal, $recipe" 0 "compute" "passes: F3" -- timeline "$work/plan.json"
+done
+expect "a timeline of an unknown kind" 2 "plan.png is neither a picture nor a trace" ".svg, .html or .json" -- \
+  plan --recipe llama3_70b --cluster dgx_h100 --timeline "$work/plan.png"
+expect "the guide beside predictions" 0 "grees: dense, below 3B: tp 1, pp 1" "grees: all: tp at most" "rows for other models" -- \
+  plan --recipe llama3_2_1b --cluster dgx_h100 --world-size 8 --advice --free tp,pp,micro_batch
+expect "the guide as JSON" 0 '"verdict": "agrees"' '"settings"' '"other_rows"' -- \
+  plan --recipe llama3_2_1b --cluster dgx_h100 --world-size 8 --advice --free tp,micro_batch --json
+expect "the guide, a search and a timeline" 2 "2 mistakes on the command line" "use one of the two" "shows one layout" -- \
+  plan --recipe llama3_2_1b --cluster dgx_h100 --advice --search --timeline "$work/plan.svg"
+expect "words of a search for the guide" 2 "--top: is for the layouts that a search ranks" "--output: is" -- \
+  plan --recipe llama3_2_1b --cluster dgx_h100 --advice --top 3 --output "$work/best.yaml"
 expect "a prediction on no cluster" 2 "dgx_h10: no such file" "did you mean dgx_h100?" -- plan --recipe llama3_8b --cluster dgx_h10
 expect "a prediction on as many nodes as its ranks need" 0 "64 ranks: dp 64" -- \
   plan --recipe llama3_8b --cluster dgx_h100 --world-size 64
