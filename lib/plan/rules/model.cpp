@@ -299,9 +299,6 @@ void validate_latent_attention(const Recipe& r, Diagnostics& diagnostics) {
                           "set model.multi_latent_attention: true, or remove it");
     return;
   }
-  diagnostics.require(r.mixed_precision.fp8 == recipe::Fp8Format::none, {on, "mixed_precision.fp8"},
-                      "latent attention with 8-bit GEMMs is not supported yet",
-                      "leave mixed_precision.fp8 out");
   diagnostics.require(!m.qkv_bias() && !m.proj_bias(), {on},
                       "biases of latent attention are not supported yet", "leave them out");
   diagnostics.require(m.kv_heads() == m.num_attention_heads,
