@@ -178,6 +178,17 @@ TEST_CASE("8-bit linears of experts need sizes of their own") {
   expect_accepts({.what = "over ranks",
                   .world = 4,
                   .set = experts({"distributed.ep_size=2", "distributed.strategy=fsdp2"})});
+  for (const char* scales : {"blockwise", "mxfp8"})
+    expect_error({.what = "scales of blocks",
+                  .set = experts({std::string("mixed_precision.fp8_recipe=") + scales,
+                                  "train.device=cpu", "debug.emulate_fp8=true",
+                                  "model.ffn_hidden_size=768", "model.kv_channels=64"})},
+                 "mixed_precision.fp8_recipe", "not supported in models with experts");
+  expect_accepts(
+      {.what = "tensor parallelism",
+       .world = 4,
+       .set = experts({"distributed.tp_size=2", "distributed.ep_size=2",
+                       "distributed.sequence_parallel=true", "model.ffn_hidden_size=768"})});
   expect_accepts(
       {.what = "own widths",
        .set = experts({"model.moe.ffn_hidden_size=48", "model.moe.shared_expert_ffn_hidden_size=80",

@@ -154,6 +154,16 @@ void check_sizes(const Recipe& r, Diagnostics& diagnostics) {
              "change the groups or model.kv_channels");
 }
 
+void check_routed_experts(const Recipe& r, Diagnostics& diagnostics) {
+  diagnostics.require(
+      !in_blocks(r) || r.model.moe.num_experts == 0,
+      {"mixed_precision.fp8_recipe", "model.moe.num_experts"},
+      fmt::format("{} is not supported in models with experts: the GEMMs of experts have one scale "
+                  "for all their rows, not one for each block",
+                  enum_name(r.mixed_precision.fp8_recipe)),
+      "set mixed_precision.fp8_recipe: tensorwise or delayed");
+}
+
 // cuBLASLt supports scales of 128 numbers only for a multiple of 4 tokens.
 void check_tokens(const Recipe& r, Diagnostics& diagnostics) {
   if (r.mixed_precision.fp8_recipe != Fp8Recipe::blockwise ||
@@ -219,6 +229,7 @@ void validate_float8(const Recipe& r, Diagnostics& diagnostics) {
   check_block_device(r, diagnostics);
   check_gather(r, diagnostics);
   check_history(r, diagnostics);
+  check_routed_experts(r, diagnostics);
   check_sizes(r, diagnostics);
   check_tokens(r, diagnostics);
   check_margin(r, diagnostics);
