@@ -41,7 +41,8 @@ class PredictionInput : public Segment {
                      tensor_prefix(layer) + "hidden_norm", model.norm, *impls.tensor),
         proj_(plain_linear(params,
                            LinearSpec(unit_id(), spec::layer_tensors(model, layer),
-                                      tensor_prefix(layer) + "proj", LayerGemm::fc1, nullptr),
+                                      tensor_prefix(layer) + "proj", LayerGemm::fc1,
+                                      impls.quantizer_of(layer)),
                            impls.tensor->replicated())),
         unit_(params.unit(unit_id())) {}
 

@@ -351,9 +351,6 @@ void validate_token_prediction(const Recipe& r, Diagnostics& diagnostics) {
       fmt::format("multi-token prediction is not supported with position_embedding: {}",
                   enum_name(r.model.position_embedding)),
       "set position_embedding: rope");
-  diagnostics.require(
-      r.mixed_precision.fp8 == recipe::Fp8Format::none, {depths, "mixed_precision.fp8"},
-      "multi-token prediction is not supported with 8-bit GEMMs", "leave mixed_precision.fp8 out");
   diagnostics.require(!r.peft.on(), {depths, "peft.dim"},
                       "multi-token prediction is not supported with adapters",
                       "set model.mtp_num_layers: 0, or leave peft out");
