@@ -248,7 +248,8 @@ TEST_CASE("multi-token prediction refuses what it cannot do") {
                "position_embedding: learned");
   expect_accepts(
       {.what = "8 bits", .set = further({"mixed_precision.fp8=hybrid", "debug.emulate_fp8=true"})});
-  expect_error({.what = "adapters", .set = further({"peft.dim=4"})}, field, "adapters");
+  expect_resolved({.what = "adapters", .set = further({"peft.dim=4"})}, "peft.target_modules",
+                  "are frozen and get no adapters");
 }
 
 TEST_CASE("batches and the learning rate's schedule must fit the run") {

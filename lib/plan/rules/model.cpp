@@ -351,9 +351,9 @@ void validate_token_prediction(const Recipe& r, Diagnostics& diagnostics) {
       fmt::format("multi-token prediction is not supported with position_embedding: {}",
                   enum_name(r.model.position_embedding)),
       "set position_embedding: rope");
-  diagnostics.require(!r.peft.on(), {depths, "peft.dim"},
-                      "multi-token prediction is not supported with adapters",
-                      "set model.mtp_num_layers: 0, or leave peft out");
+  if (r.peft.on())
+    diagnostics.resolved("peft.target_modules",
+                         "the layers of multi-token prediction are frozen and get no adapters");
 }
 }  // namespace
 
