@@ -32,8 +32,6 @@ void check_experts(const Recipe& r, const Missing& missing) {
   if (moe.num_experts == 0) return;
   const auto& d = r.distributed;
   if (d.ep_size > 1) check_built_expert_ranks(r, missing);
-  missing(r.mixed_precision.fp8 != recipe::Fp8Format::none && d.tp_size > 1, "mixed_precision.fp8",
-          "8-bit GEMMs in models with experts under tensor parallelism", "leave it out");
   missing(moe.num_experts > 2048, "model.moe.num_experts", "more than 2048 experts in a layer",
           "use at most 2048");
   missing(!r.model.gated(), "model.activation", "experts without a gate", "use swiglu or geglu");
