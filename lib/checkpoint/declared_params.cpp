@@ -4,6 +4,7 @@
 
 #include "checkpoint/save_plan.h"
 #include "plan/process_groups.h"
+#include "spec/linears.h"
 
 namespace mtrain::checkpoint {
 
@@ -69,9 +70,7 @@ class Declaration {
     for (const TensorSpec& t : spec::layer_tensors(plan_.model, layer)) {
       if (t.role == TensorRole::state) continue;
       ParamSpec part = t.split.experts ? expert_part(t) : part_of(t, over_tp(t));
-      const bool linear =
-          t.role == TensorRole::matrix && t.split.dim != spec::TensorSplit::Dim::none;
-      part.quantized = in_8_bits && linear;
+      part.quantized = in_8_bits && spec::is_quantized(t);
       params_->add(UnitId(t.split.experts ? UnitKind::experts : UnitKind::layer, layer),
                    std::move(part));
     }

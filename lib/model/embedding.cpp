@@ -102,6 +102,7 @@ void Embedding::backward(Step& step, const Tensor& id_T, const Tensor& d_TH) {
 
 void Embedding::add_gradient(Step& step, const Tensor& id_T, const Tensor& d_TH,
                              const SegmentId& segment, bool completes) {
+  if (table_->frozen) return;
   const WgradQueue::Entry entry = gradients(step, id_T, d_TH, segment);
   entry.run();
   for (Parameter* p : entry.completes)

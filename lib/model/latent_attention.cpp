@@ -69,8 +69,9 @@ class LatentAttentionSegment : public Segment {
     const UnitId unit{UnitKind::layer, layer};
     const std::vector<spec::TensorSpec> tensors = spec::layer_tensors(model, layer);
     const auto linear = [&](const char* name, LayerGemm gemm, LinearSide side) {
-      return make_linear(params, LinearSpec(unit, tensors, name_ + name, gemm, nullptr), side,
-                         model, tensor_);
+      return make_linear(params,
+                         LinearSpec(unit, tensors, name_ + name, gemm, impls.quantizer_of(layer)),
+                         side, model, tensor_);
     };
     const spec::NormSpec norm = latent_norm(model, *a.latent);
     if (a.latent->q_rank > 0) {
@@ -101,9 +102,9 @@ class LatentAttentionSegment : public Segment {
   Flow forward(Step& step, Flow in) override {
     const Device::Scope scope(step.compute.device(), name_);
     LatentActivations a;
-    a.norm = norm_.forward(step, in.h, kv_down_->input(step.training));
+    a.norm = norm_.forward(step, in.h, input());
     a.x = std::exchange(a.norm.y_TH, {});
-    a.x_of_q = a.x;
+    a.x_of_q.value = a.x.value.plain;
     if (latent_core_) return attend_to_latents(step, a);
     a.qkv_TN = expand(step, a);
     if (!keep_norm_)
@@ -144,6 +145,10 @@ class LatentAttentionSegment : public Segment {
   }
 
  private:
+  // Two linears with scales of their own read the norm's output. Its kernel therefore writes plain
+  // numbers. It may find the maximum of one of them.
+  ops::Destination input() const { return {.amax = kv_down_->input(false).amax}; }
+
   Flow attend_to_latents(Step& step, LatentActivations& a) {
     MT_CHECK(!step.training, "{}: attention to latents has no backward", name_);
     const Tensor q_TN = queries(step, a), down_TN = kv_down_->forward(step, a.x),

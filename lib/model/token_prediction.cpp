@@ -5,6 +5,7 @@
 
 #include "device/device.h"
 #include "model/linear.h"
+#include "model/lora_linear.h"
 #include "model/norm.h"
 #include "ops/blocks.h"
 #include "ops/elementwise.h"
@@ -39,10 +40,11 @@ class PredictionInput : public Segment {
                         tensor_prefix(layer) + "embedding_norm", model.norm, *impls.tensor),
         hidden_norm_(params, unit_id(), spec::layer_tensors(model, layer),
                      tensor_prefix(layer) + "hidden_norm", model.norm, *impls.tensor),
-        proj_(plain_linear(params,
-                           LinearSpec(unit_id(), spec::layer_tensors(model, layer),
-                                      tensor_prefix(layer) + "proj", LayerGemm::fc1, nullptr),
-                           impls.tensor->replicated())),
+        proj_(make_linear(
+            params,
+            LinearSpec(unit_id(), spec::layer_tensors(model, layer), tensor_prefix(layer) + "proj",
+                       LayerGemm::fc1, impls.quantizer_of(layer)),
+            LinearSide::whole, model, impls.tensor)),
         unit_(params.unit(unit_id())) {}
 
   SegmentKind kind() const override { return id_.kind; }

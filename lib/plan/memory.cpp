@@ -11,6 +11,7 @@
 #include "plan/expert_traffic.h"
 #include "plan/layer_activations.h"
 #include "plan/run_plan.h"
+#include "spec/linears.h"
 
 namespace mtrain::plan {
 
@@ -49,6 +50,14 @@ AdapterParameters adapters_of_rank(const RunPlan& plan, const std::vector<int64_
   return all;
 }
 
+// Elements of the weights of linears in a layer of which each rank of tp has all.
+Count whole_linears(const RunPlan& plan, int64_t layer) {
+  Count n = 0;
+  for (const spec::TensorSpec& t : spec::layer_tensors(plan.model, layer))
+    if (spec::is_whole_linear(t)) n += Count(t.full_shape.count());
+  return n;
+}
+
 // In this class T_ counts the tokens of a micro-batch on this rank, and e_ the bytes of an element
 // of the compute type. head_e_ counts those of an element of the output layer: of its weight, its
 // inputs and the logits.
@@ -73,20 +82,33 @@ class Estimator {
         rows_(expert_rows_per_token(plan) * load),
         layers_(layers_of_rank(plan, stages_)),
         layer_(plan, layers_, rows_),
-        adapters_(adapters_of_rank(plan, stages_)) {}
+        adapters_(adapters_of_rank(plan, stages_)) {
+    if (!plan.fp8.on) return;
+    const int64_t last = plan.model.layer_count() - 1;
+    whole_of_layer_ = whole_linears(plan, 0);
+    if (plan.model.mtp.depths > 0)
+      whole_of_predictions_ =
+          Count(plan.model.mtp.layers()) * (whole_linears(plan, last) - whole_of_layer_);
+  }
 
   MemoryEstimate estimate() const {
     MemoryEstimate out;
     const Count of_experts = Count(layers_.moe) * experts_here();
     const bool frozen = plan_.model.lora.has_value();
     const auto& [small, of_expert_adapters] = adapters_;
-    const Spread dense{dense_parameters() + small, frozen ? small : dense_parameters(),
+    const Spread dense{dense_parameters() + small,
+                       frozen ? small : dense_parameters(),
                        frozen ? small * moment_bytes()
                               : moments(layer_parameters()) + table_parameters() * moment_bytes(),
-                       data_ranks(l_.dp_shard * l_.cp), layers_.float8_share() * linear_weights()},
-        experts{of_experts + of_expert_adapters, frozen ? of_expert_adapters : of_experts,
+                       data_ranks(l_.dp_shard * l_.cp),
+                       parameters_in_8_bits(),
+                       weights_in_8_bits()},
+        experts{of_experts + of_expert_adapters,
+                frozen ? of_expert_adapters : of_experts,
                 frozen ? of_expert_adapters * moment_bytes() : moments(of_experts),
-                data_ranks(expert_shards()), layers_.float8_moe_share() * of_experts};
+                data_ranks(expert_shards()),
+                layers_.float8_moe_share() * of_experts,
+                layers_.float8_moe_share() * of_experts};
     out.parameters = dense.parameters + experts.parameters;
     // A head in fp32 has wider values, which need no master weights.
     const Count wider = head_parameters() * (head_e_ - e_),
@@ -127,16 +149,19 @@ class Estimator {
     Count trained;     // those of them that are not frozen
     Count moments;     // bytes of their optimizer state, without master weights
     Count ranks;       // the ranks over which they are sharded
-    Count quantized;   // elements of weights that GEMMs read in 8 bits
+    Count in_8_bits;   // elements of layers in 8 bits
+    Count quantized;   // those of them that GEMMs read in 8 bits
   };
 
   // Bytes of the values that a rank keeps from step to step. Weights that are gathered in 8 bits
-  // exist in full in 8 bits alone, beside the rank's own part in both types.
+  // exist in full in 8 bits alone, beside the rank's own part of their layers, in both types.
+  // Otherwise the rank's own part of full values takes no further memory.
   Count values(const Spread& s) const {
     const bool sharded = dp_.shards == ShardLevel::parameters;
     if (!dp_.gather_as || s.ranks == 1) return s.parameters * e_ / (sharded ? s.ranks : 1);
-    const Count own = (s.parameters * e_ + s.quantized) / s.ranks;
-    return sharded ? own : own + (s.parameters - s.quantized) * e_ + s.quantized;
+    if (sharded) return (s.parameters * e_ + s.quantized) / s.ranks;
+    return (s.in_8_bits * e_ + s.quantized) / s.ranks + (s.parameters - s.quantized) * e_ +
+           s.quantized;
   }
 
   static Count data_ranks(int64_t ranks) { return Count(std::max<int64_t>(1, ranks)); }
@@ -169,13 +194,26 @@ class Estimator {
   Count head_parameters() const {
     return (has_predictions() ? size_.final_norm : 0) + (has_head() ? size_.output / tp_ : 0);
   }
-  // Elements of the weights of linears in the rank's layers.
-  Count linear_weights() const {
-    return Count(layers_.dense) * linear_weights(size_.dense) +
-           Count(layers_.moe) * linear_weights(size_.moe);
+  // Elements of the layers in 8 bits, without experts, and of those of them that GEMMs read in 8
+  // bits.
+  Count parameters_in_8_bits() const {
+    const Count kv = Count(attention_.kv_heads);
+    return of_layers_in_8_bits(size_.dense.on_rank(tp_, kv), size_.moe.on_rank(tp_, kv)) +
+           (predicts_in_8_bits() ? size_.mtp : 0);
   }
+  Count weights_in_8_bits() const {
+    return of_layers_in_8_bits(linear_weights(size_.dense), linear_weights(size_.moe)) +
+           (predicts_in_8_bits() ? whole_of_predictions_ : 0);
+  }
+  Count of_layers_in_8_bits(Count dense, Count moe) const {
+    return Count(layers_.float8 - layers_.float8_moe) * dense + Count(layers_.float8_moe) * moe;
+  }
+  bool predicts_in_8_bits() const {
+    return has_predictions() && plan_.fp8.has(plan_.model.layer_count() - 1);
+  }
+  // Elements of the weights of a layer's linears, without the projection of multi-token prediction.
   Count linear_weights(const LayerParameters& p) const {
-    return p.on_rank(tp_, Count(attention_.kv_heads)) - p.replicated;
+    return p.on_rank(tp_, Count(attention_.kv_heads)) - p.replicated + whole_of_layer_;
   }
   Count table_parameters() const {
     Count n = 0;
@@ -547,7 +585,7 @@ class Estimator {
     const int copies = gathered && l_.gradient_ranks() > 1 ? kept.backward : kept.copies();
     const bool experts = kept.copies() > 0 && !(gathered && expert_shards() > 1);
     return plan_.fp8.formats.weight.bytes_with_scales() *
-           (copies * layers_.float8_share() * linear_weights() +
+           (copies * weights_in_8_bits() +
             (experts ? Count(layers_.float8_moe) * experts_here() : 0));
   }
   // Bytes that context parallelism has in transit; all layers share them. Gradients of keys and
@@ -633,6 +671,9 @@ class Estimator {
   const RankLayers layers_;
   const LayerActivations layer_;
   const AdapterParameters adapters_;  // of the rank's layers
+  // Elements of the weights of linears of which each rank of tp has all, if GEMMs are in 8 bits: of
+  // a layer, and of the projections of multi-token prediction.
+  Count whole_of_layer_ = 0, whole_of_predictions_ = 0;
 };
 
 }  // namespace

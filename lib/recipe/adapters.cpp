@@ -169,7 +169,7 @@ std::vector<Pattern> patterns_of(const std::vector<std::string>& texts,
   for (const std::string& text : texts) {
     Pattern p{text};
     if (text.find('*') != std::string::npos)
-      for (int64_t i = 0; i < model.layer_count(); ++i)
+      for (int64_t i = 0; i < model.main_layers(); ++i)
         for (const Module& m : modules_of(model.layer(i), family))
           p.never_fused = p.never_fused || (!m.fused && names_module(text, m, i));
     patterns.push_back(std::move(p));
@@ -243,9 +243,10 @@ std::optional<spec::Lora> adapters_of(const PeftConfig& peft, const ModelConfig&
                   .layers = {}};
   const std::vector<Pattern> targets = patterns_of(peft.target_modules, model, family),
                              excluded = patterns_of(peft.exclude_modules, model, family);
-  for (int64_t i = 0; i < model.layer_count(); ++i)
+  for (int64_t i = 0; i < model.main_layers(); ++i)
     lora.layers.push_back(
         choose_projections(peft, targets, excluded, model.layer(i), family, i).projections);
+  lora.layers.resize(size_t(model.layer_count()));
   return lora;
 }
 
@@ -256,7 +257,7 @@ std::vector<std::string> unmatched_modules(const std::vector<std::string>& texts
   std::vector<std::string> unmatched;
   for (const Pattern& p : patterns_of(texts, model, family)) {
     bool used = false;
-    for (int64_t i = 0; i < model.layer_count() && !used; ++i)
+    for (int64_t i = 0; i < model.main_layers() && !used; ++i)
       for (const Module& m : modules_of(model.layer(i), family)) used = used || p.matches(m, i);
     if (!used) unmatched.push_back(p.text);
   }
@@ -269,7 +270,7 @@ std::vector<std::string> split_modules(const PeftConfig& peft, const ModelConfig
   const std::vector<Pattern> targets = patterns_of(peft.target_modules, model, family),
                              excluded = patterns_of(peft.exclude_modules, model, family);
   std::vector<std::string> split;
-  for (int64_t i = 0; i < model.layer_count(); ++i)
+  for (int64_t i = 0; i < model.main_layers(); ++i)
     for (const Projection p :
          choose_projections(peft, targets, excluded, model.layer(i), family, i).split)
       for (const Module& m : modules_of(model.layer(i), family))
@@ -281,8 +282,8 @@ std::vector<std::string> split_modules(const PeftConfig& peft, const ModelConfig
 std::vector<std::string> adaptable_modules(const ModelConfig& config,
                                            const spec::ModelSpec& model) {
   std::vector<std::string> names;
-  for (const spec::LayerSpec& layer : model.layers)
-    for (const Module& m : modules_of(layer, config.architecture)) {
+  for (int64_t i = 0; i < model.main_layers(); ++i)
+    for (const Module& m : modules_of(model.layer(i), config.architecture)) {
       const char* const name = m.routed ? kExperts : m.name;
       if (!std::ranges::count(names, name)) names.emplace_back(name);
     }

@@ -13,7 +13,8 @@ struct ModelConfig;
 struct PeftConfig;
 
 // Returns the adapters of a model; none if the section is off. Its family decides which weights
-// are linears of their own.
+// are linears of their own. The layers of multi-token prediction have none, and patterns do not
+// match them: peft, for which an adapter is exported, knows no such layers.
 std::optional<spec::Lora> adapters_of(const PeftConfig& peft, const ModelConfig& config,
                                       const spec::ModelSpec& model);
 

@@ -170,6 +170,52 @@ TEST_CASE("layouts of experts in 8 bits give the losses of one rank") {
   }
 }
 
+TEST_CASE("experts in 8 bits under tensor parallelism give the losses of one rank") {
+  const Changes wider{"model.moe.ffn_hidden_size=64"},
+      tp = with(kMegatron, {"distributed.tp_size=2"}),
+      sp = with(tp, {"distributed.sequence_parallel=true"}),
+      undivided = with(sp, {"distributed.expert_tp_size=1", "distributed.ep_size=2"}),
+      sharded =
+          with(over(2, kFsdp2), {"distributed.tp_size=2", "distributed.sequence_parallel=true",
+                                 "mixed_precision.fp8_param_gather=true"});
+  struct Case {
+    int ranks;
+    Changes layout;
+  };
+  const std::vector<Case> cases{
+      {2, tp},
+      {2, sp},
+      {2, undivided},
+      {4, undivided},
+      {4, with(sp, {"distributed.ep_size=2"})},
+      {4, sharded},
+      {4, with(sharded, {"distributed.expert_tp_size=1"})},
+      {4, with(undivided, {"distributed.pp_size=2", "distributed.pipeline={}"})}};
+  for (const Changes& recipe : {kCurrent, kHistory}) {
+    const Result one = train_alone(with(recipe, wider), compared_steps(10));
+    for (const Case& c : cases) {
+      CAPTURE(recipe, c.layout);
+      for (const Result& r :
+           train_ranks(c.ranks, with(with(recipe, wider), c.layout), compared_steps(10)))
+        check_close(one.losses, r.losses, kLosses);
+    }
+  }
+}
+
+TEST_CASE("undivided experts on ranks of tensor parallelism have delayed scales of their own") {
+  const auto ranks = scales_of_ranks(
+      with(kHistory, with(kMegatron, {"distributed.tp_size=2", "distributed.sequence_parallel=true",
+                                      "distributed.expert_tp_size=1", "distributed.ep_size=2",
+                                      "model.moe.ffn_hidden_size=64"})),
+      2);
+  const std::string up = "layers.1.mlp.experts.gate_up.weight ";
+  CHECK(ranks[0].contains(up + "0:4"));
+  CHECK(ranks[1].contains(up + "4:8"));
+  CHECK(ranks[0].at(up + "0:4") != ranks[1].at(up + "4:8"));
+  for (const auto& [name, line] : ranks[0])
+    if (!name.ends_with(":4")) CHECK(line == ranks[1].at(name));
+}
+
 TEST_CASE("delayed scales are of a rank's experts: the same where the experts are, one rank's") {
   const auto one = scales_of_ranks(kHistory, 1)[0];
   // Three roles for each of: two linears of attention in each layer, two of the dense layer's MLP,

@@ -211,6 +211,47 @@ TEST_CASE("adapters train under every layout as on a single rank") {
                  recomputed);
 }
 
+TEST_CASE("adapters learn from the losses of further tokens, whose layers are frozen") {
+  const Changes further{"model.mtp_num_layers=2", "model.mtp_loss_scaling_factor=0.5"};
+  const auto device = Device::cpu(1, {.stream_sanitizer = true});
+  train::Trainer t = trainer(*device, with(kLora, further));
+  const Values before = values_of(t);
+  std::vector<double> of_depth_2;
+  for (int i = 0; i < 12; ++i) of_depth_2.push_back(t.step().mtp_losses.at(1));
+  CHECK(of_depth_2.back() < of_depth_2.front());
+  const Values after = values_of(t);
+  for (const model::Parameter* p : t.params().params()) {
+    INFO(p->name);
+    const bool of_predictions =
+        p->name.starts_with("layers.2.") || p->name.starts_with("layers.3.");
+    CHECK_FALSE((of_predictions && p->adapter));
+    CHECK((before.at(p->name) == after.at(p->name)) == p->frozen);
+  }
+}
+
+TEST_CASE("adapters beside multi-token prediction train under every layout as on a single rank") {
+  const Changes further{"model.num_layers=4", "model.mtp_num_layers=2",
+                        "model.mtp_loss_scaling_factor=0.5", "train.global_batch_size=4",
+                        "train.micro_batch_size=1"};
+  const std::vector<Changes> layouts{
+      kMegatron,
+      kFsdp2,
+      kAtOnce,
+      {"distributed.tp_size=2", "distributed.sequence_parallel=true"},
+      {"distributed.cp_size=2"},
+      kPipeline,
+      with(kPipeline, {"distributed.pipeline.layout=Ett|ttmmL"}),
+      {"distributed.pp_size=4", "distributed.pipeline.layout=Ett|tt|mm|L",
+       "distributed.pipeline.pp_schedule=1f1b"},
+      with(kPipeline, {"distributed.pipeline.pp_schedule=zero_bubble"}),
+      with(kPipeline, kFsdp2),
+      {"recompute.granularity=full"}};
+  for (const Changes& lora : {kLora, with(kLora, kLatentQueries)})
+    expect_layouts(with(lora, further), layouts);
+  expect_layouts(with(with(kLora, further), {"model.mtp_use_repeated_layer=true"}),
+                 {kFsdp2, kPipeline});
+}
+
 TEST_CASE("dropout of adapters drops the same elements under every layout") {
   expect_layouts(with(kParts, {"peft.dropout=0.2", "model.num_layers=4",
                                "peft.target_modules=[q_proj,v_proj,o_proj,up_proj,down_proj]",

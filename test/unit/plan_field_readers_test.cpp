@@ -302,12 +302,6 @@ TEST_CASE("settings of experts that no run reads are refused by name") {
   CHECK_THAT(refused([](Recipe& r) { r.model.activation = recipe::Activation::gelu; }),
              Contains("without a gate"));
   CHECK_THAT(refused([](Recipe& r) { r.model.mlp_bias = true; }), Contains("experts with biases"));
-  CHECK_THAT(refused([](Recipe& r) {
-               r.mixed_precision.fp8 = recipe::Fp8Format::hybrid;
-               r.mixed_precision.fp8_recipe = recipe::Fp8Recipe::mxfp8;
-               r.debug.emulate_fp8 = true;
-             }),
-             Contains("scales of blocks in models with experts"));
 }
 
 TEST_CASE("every setting of a recipe changes the plan of some run") {

@@ -122,6 +122,51 @@ TEST_CASE("scales of blocks are refused where the device or the sizes do not fit
                "mixed_precision.fp8_amax_history_len", "no history");
 }
 
+TEST_CASE("8-bit linears of latent attention need sizes of their own") {
+  const auto latent = [](const Overrides& more) {
+    Overrides all{"model.multi_latent_attention=true",
+                  "model.num_query_groups=8",
+                  "model.num_attention_heads=8",
+                  "model.q_lora_rank=96",
+                  "model.kv_lora_rank=64",
+                  "model.qk_nope_head_dim=32",
+                  "model.qk_rope_head_dim=16",
+                  "model.v_head_dim=32",
+                  "model.ffn_hidden_size=768",
+                  "mixed_precision={fp8: hybrid}"};
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  };
+  for (const char* scales : {"tensorwise", "delayed"})
+    expect_accepts({.what = "scales of tensors",
+                    .set = latent({std::string("mixed_precision.fp8_recipe=") + scales})});
+  expect_accepts({.what = "a rank's heads",
+                  .world = 8,
+                  .set = latent({"distributed.tp_size=8", "distributed.sequence_parallel=true"})});
+  expect_error({.what = "queries", .set = latent({"model.q_lora_rank=100"})}, "model.q_lora_rank",
+               "q_lora_rank of a rank to be a multiple of 16, not 100");
+  expect_error({.what = "keys and values", .set = latent({"model.kv_lora_rank=72"})},
+               "model.kv_lora_rank", "multiple of 16, not 72");
+  expect_error({.what = "a rank's values",
+                .world = 8,
+                .set = latent({"model.v_head_dim=24", "distributed.tp_size=8"})},
+               "model.v_head_dim", "position and values of a rank to be a multiple of 16, not 56");
+  expect_error({.what = "a rank's queries",
+                .world = 8,
+                .set = latent(
+                    {"model.qk_nope_head_dim=24", "model.v_head_dim=40", "distributed.tp_size=8"})},
+               "model.qk_nope_head_dim", "the width of queries of a rank");
+  expect_error({.what = "the first linear of keys and values",
+                .set = latent({"mixed_precision.fp8_recipe=mxfp8", "hardware.gpu=b200",
+                               "train.device=cuda"})},
+               "model.qk_rope_head_dim",
+               "kv_lora_rank + qk_rope_head_dim of a rank to be a "
+               "multiple of 32, not 80");
+  expect_accepts({.what = "scales of 32",
+                  .set = latent({"mixed_precision.fp8_recipe=mxfp8", "hardware.gpu=b200",
+                                 "train.device=cuda", "model.qk_rope_head_dim=32"})});
+}
+
 TEST_CASE("8-bit linears of experts need sizes of their own") {
   const auto experts = [](const Overrides& more) {
     Overrides all{"model.moe=8", "mixed_precision={fp8: hybrid}"};
@@ -133,6 +178,17 @@ TEST_CASE("8-bit linears of experts need sizes of their own") {
   expect_accepts({.what = "over ranks",
                   .world = 4,
                   .set = experts({"distributed.ep_size=2", "distributed.strategy=fsdp2"})});
+  for (const char* scales : {"blockwise", "mxfp8"})
+    expect_error({.what = "scales of blocks",
+                  .set = experts({std::string("mixed_precision.fp8_recipe=") + scales,
+                                  "train.device=cpu", "debug.emulate_fp8=true",
+                                  "model.ffn_hidden_size=768", "model.kv_channels=64"})},
+                 "mixed_precision.fp8_recipe", "not supported in models with experts");
+  expect_accepts(
+      {.what = "tensor parallelism",
+       .world = 4,
+       .set = experts({"distributed.tp_size=2", "distributed.ep_size=2",
+                       "distributed.sequence_parallel=true", "model.ffn_hidden_size=768"})});
   expect_accepts(
       {.what = "own widths",
        .set = experts({"model.moe.ffn_hidden_size=48", "model.moe.shared_expert_ffn_hidden_size=80",

@@ -354,9 +354,6 @@ TEST_CASE("a feature without execution is refused by name") {
                   "debug.emulate_fp8=true", std::string("mixed_precision.fp8_recipe=") + scales});
   };
   for (const char* scales : {"tensorwise", "delayed"}) REQUIRE(experts_in_8_bits(scales).empty());
-  for (const char* scales : {"blockwise", "mxfp8"})
-    REQUIRE_THAT(experts_in_8_bits(scales),
-                 Contains("mixed_precision.fp8_recipe: not supported yet"));
   REQUIRE(built(2, {"distributed.strategy=fsdp2", "mixed_precision=fp16_mixed",
                     "distributed.mp_policy.reduce_dtype=float16"})
               .empty());

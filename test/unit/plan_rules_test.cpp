@@ -210,9 +210,6 @@ TEST_CASE("latent attention has its own sizes, and what it cannot do is refused"
                "model.num_layers", "values of the weights of attention");
   expect_accepts({.what = "a GPU", .set = latent({"train.device=cuda"})});
   expect_error({.what = "biases", .set = latent({"model.add_qkv_bias=true"})}, on, "biases");
-  expect_error(
-      {.what = "8 bits", .set = latent({"mixed_precision.fp8=hybrid", "debug.emulate_fp8=true"})},
-      on, "8-bit");
   const std::string up = "recompute.modules=[mla_up_proj]", a2a = "distributed.cp_comm_type=a2a";
   expect_no_warning({.what = "its heads", .set = latent({"recompute=selective", up})});
   expect_no_warning({.what = "a ring",
@@ -249,10 +246,10 @@ TEST_CASE("multi-token prediction refuses what it cannot do") {
                                   "recompute.num_layers=6"})});
   expect_error({.what = "learned positions", .set = further({"model.architecture=gpt2"})}, field,
                "position_embedding: learned");
-  expect_error(
-      {.what = "8 bits", .set = further({"mixed_precision.fp8=hybrid", "debug.emulate_fp8=true"})},
-      field, "8-bit");
-  expect_error({.what = "adapters", .set = further({"peft.dim=4"})}, field, "adapters");
+  expect_accepts(
+      {.what = "8 bits", .set = further({"mixed_precision.fp8=hybrid", "debug.emulate_fp8=true"})});
+  expect_resolved({.what = "adapters", .set = further({"peft.dim=4"})}, "peft.target_modules",
+                  "are frozen and get no adapters");
 }
 
 TEST_CASE("batches and the learning rate's schedule must fit the run") {

@@ -29,7 +29,9 @@ LrScheduleOptions lr_schedule_options(const recipe::OptimizerConfig& optimizer,
                                       int64_t train_steps);
 // Returns the formats of linears with 8-bit GEMMs, whether the recipe turns these on or not.
 LinearFormats linear_formats(const recipe::MixedPrecisionConfig& precision);
-Fp8Options fp8_options(const recipe::MixedPrecisionConfig& precision, int64_t layers);
+// `further`: the layers of multi-token prediction, which follow the model's `layers`.
+Fp8Options fp8_options(const recipe::MixedPrecisionConfig& precision, int64_t layers,
+                       int64_t further);
 TrainOptions train_options(const recipe::Recipe& recipe);
 ValidationOptions validation_options(const recipe::Recipe& recipe);
 CheckpointOptions checkpoint_options(const recipe::Recipe& recipe);

@@ -84,6 +84,28 @@ void check_gather(const Recipe& r, Diagnostics& diagnostics) {
 
 bool in_blocks(const Recipe& r) { return !linear_formats(r.mixed_precision).input.outer_scale(); }
 
+// The widths of latent attention's linears. `multiple` checks one, as in check_sizes().
+template <class Multiple>
+void check_latents(const Recipe& r, int64_t of, const Multiple& multiple) {
+  const auto& m = r.model;
+  const int64_t heads = m.num_attention_heads / std::max<int64_t>(1, r.distributed.tp_size),
+                rank = m.kv_lora_rank, first = rank + m.qk_rope_head_dim;
+  const auto use = [&](int64_t n) { return fmt::format("use {}", nearest_multiples(n, of)); };
+  const auto of_heads = [&](const char* field, const char* what, int64_t size) {
+    multiple(field, what, heads * size, "change the heads, their sizes or distributed.tp_size");
+  };
+  if (const int64_t q_rank = m.q_lora_rank.value_or(0); q_rank > 0)
+    multiple("model.q_lora_rank", "q_lora_rank", q_rank, use(q_rank));
+  multiple("model.kv_lora_rank", "kv_lora_rank", rank, use(rank));
+  if (rank % of == 0)
+    multiple("model.qk_rope_head_dim", "kv_lora_rank + qk_rope_head_dim", first,
+             use(m.qk_rope_head_dim));
+  of_heads("model.qk_nope_head_dim", "the width of queries", m.head_dim());
+  // With the widths above, this one is a multiple only if that of the values alone is.
+  of_heads("model.v_head_dim", "the width of keys without a position and values",
+           m.qk_nope_head_dim + m.v_head_dim);
+}
+
 void check_sizes(const Recipe& r, Diagnostics& diagnostics) {
   const auto& m = r.model;
   const bool blocks = in_blocks(r);
@@ -118,6 +140,7 @@ void check_sizes(const Recipe& r, Diagnostics& diagnostics) {
   if (experts && m.moe.shared_expert_ffn_hidden_size)
     width("model.moe.shared_expert_ffn_hidden_size", "the shared expert's ffn_hidden_size",
           *m.moe.shared_expert_ffn_hidden_size, tp);
+  if (m.multi_latent_attention) return check_latents(r, of, multiple);
   multiple("model.num_attention_heads", "heads times their size", q,
            "change the heads or model.kv_channels");
   if (q % of != 0) return;
@@ -129,6 +152,16 @@ void check_sizes(const Recipe& r, Diagnostics& diagnostics) {
   else
     multiple("model.num_query_groups", "the width of queries, keys and values", q + 2 * kv,
              "change the groups or model.kv_channels");
+}
+
+void check_routed_experts(const Recipe& r, Diagnostics& diagnostics) {
+  diagnostics.require(
+      !in_blocks(r) || r.model.moe.num_experts == 0,
+      {"mixed_precision.fp8_recipe", "model.moe.num_experts"},
+      fmt::format("{} is not supported in models with experts: the GEMMs of experts have one scale "
+                  "for all their rows, not one for each block",
+                  enum_name(r.mixed_precision.fp8_recipe)),
+      "set mixed_precision.fp8_recipe: tensorwise or delayed");
 }
 
 // cuBLASLt supports scales of 128 numbers only for a multiple of 4 tokens.
@@ -196,6 +229,7 @@ void validate_float8(const Recipe& r, Diagnostics& diagnostics) {
   check_block_device(r, diagnostics);
   check_gather(r, diagnostics);
   check_history(r, diagnostics);
+  check_routed_experts(r, diagnostics);
   check_sizes(r, diagnostics);
   check_tokens(r, diagnostics);
   check_margin(r, diagnostics);

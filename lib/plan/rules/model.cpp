@@ -299,9 +299,6 @@ void validate_latent_attention(const Recipe& r, Diagnostics& diagnostics) {
                           "set model.multi_latent_attention: true, or remove it");
     return;
   }
-  diagnostics.require(r.mixed_precision.fp8 == recipe::Fp8Format::none, {on, "mixed_precision.fp8"},
-                      "latent attention with 8-bit GEMMs is not supported yet",
-                      "leave mixed_precision.fp8 out");
   diagnostics.require(!m.qkv_bias() && !m.proj_bias(), {on},
                       "biases of latent attention are not supported yet", "leave them out");
   diagnostics.require(m.kv_heads() == m.num_attention_heads,
@@ -354,12 +351,9 @@ void validate_token_prediction(const Recipe& r, Diagnostics& diagnostics) {
       fmt::format("multi-token prediction is not supported with position_embedding: {}",
                   enum_name(r.model.position_embedding)),
       "set position_embedding: rope");
-  diagnostics.require(
-      r.mixed_precision.fp8 == recipe::Fp8Format::none, {depths, "mixed_precision.fp8"},
-      "multi-token prediction is not supported with 8-bit GEMMs", "leave mixed_precision.fp8 out");
-  diagnostics.require(!r.peft.on(), {depths, "peft.dim"},
-                      "multi-token prediction is not supported with adapters",
-                      "set model.mtp_num_layers: 0, or leave peft out");
+  if (r.peft.on())
+    diagnostics.resolved("peft.target_modules",
+                         "the layers of multi-token prediction are frozen and get no adapters");
 }
 }  // namespace
 

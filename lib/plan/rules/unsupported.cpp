@@ -32,14 +32,6 @@ void check_experts(const Recipe& r, const Missing& missing) {
   if (moe.num_experts == 0) return;
   const auto& d = r.distributed;
   if (d.ep_size > 1) check_built_expert_ranks(r, missing);
-  const auto& p = r.mixed_precision;
-  const bool float8 = p.fp8 != recipe::Fp8Format::none;
-  missing(float8 && d.tp_size > 1, "mixed_precision.fp8",
-          "8-bit GEMMs in models with experts under tensor parallelism", "leave it out");
-  missing(float8 && (p.fp8_recipe == recipe::Fp8Recipe::blockwise ||
-                     p.fp8_recipe == recipe::Fp8Recipe::mxfp8),
-          "mixed_precision.fp8_recipe", "scales of blocks in models with experts",
-          "set mixed_precision.fp8_recipe: tensorwise or delayed");
   missing(moe.num_experts > 2048, "model.moe.num_experts", "more than 2048 experts in a layer",
           "use at most 2048");
   missing(!r.model.gated(), "model.activation", "experts without a gate", "use swiglu or geglu");
