@@ -6,17 +6,18 @@
 namespace mtrain::kernels::cpu::MTRAIN_ISA {
 namespace {
 
-constexpr int64_t kKeys = 128, kRows = 128;  // keys or query rows in a block
-constexpr int64_t kLd = kKeys + 16;
+constexpr int64_t kKeys = 256, kRows = 128;  // keys or query rows in a block
+// Rows of a slab: a few more than a block has, therefore slabs use different sets of the cache.
+constexpr int64_t kLines = kRows + 8;
 
 struct Task {
   const AttentionShape& shape;
   const Share& share;
   int64_t D, Dv, group;
-  // The block of keys.
+  // The block of keys: column slabs, and for dq also row slabs of kKeys rows.
   int64_t key0, keys;
-  float *keys_t, *values_t, *key_rows, *dkeys, *dvalues;
-  // The block of queries.
+  float *keys_t, *values_t, *key_rows, *dkeys_t, *dvalues_t;
+  // The block of queries: row slabs of kLines rows. The probabilities are those of one slab.
   int64_t row0, rows;
   float *q, *dout, *probabilities, *dscores;
   const float *lse, *delta;  // starting at the block's first row; lse in base 2
@@ -30,103 +31,100 @@ MT_INLINE void clear(float* p, int64_t floats) {
     store(p + i, Vf{});  // all callers clear full vectors
 }
 
-// Turns the scores and dout V^T of row i, in the columns [c0, c0 + columns), into probabilities and
-// the gradients of the scores.
+// Turns the scores and dout V^T of row i and of the slab of keys that begins at c into
+// probabilities and the gradients of the scores. `p` and `ds` are the row's.
 template <bool CAPPED>
-MT_INLINE void row_gradients(const Task& t, int64_t i, int64_t c0, int64_t columns) {
-  float *p = t.probabilities + i * kLd + c0, *ds = t.dscores + i * kLd + c0;
+MT_INLINE void row_gradients(const Task& t, int64_t i, int64_t c, float* p, float* ds) {
   const Vf lse = splat(t.lse[i]), delta = splat(t.delta[i]);
-  const auto score = [&](int64_t c) {
-    if constexpr (CAPPED) return t.cap.capped(load(p + c));
-    return load(p + c);
+  const auto score = [&](int64_t j) {
+    if constexpr (CAPPED) return t.cap.capped(load(p + j));
+    return load(p + j);
   };
-  const auto gradient = [&](int64_t c, Vf s, Vf x) {
-    const Vf d = x * (load(ds + c) - delta);
+  const auto gradient = [&](int64_t j, Vf s, Vf x) {
+    const Vf d = x * (load(ds + j) - delta);
     if constexpr (CAPPED) return d * t.cap.slope(s);
     return d;
   };
   for_seen(
-      columns, t.seen[i].begin - t.key0 - c0, t.seen[i].end - t.key0 - c0,
-      [&](int64_t c) {
-        const Vf s = score(c), x = vexp2(s - lse);
-        store(p + c, x);
-        store(ds + c, gradient(c, s, x));
+      W, t.seen[i].begin - t.key0 - c, t.seen[i].end - t.key0 - c,
+      [&](int64_t j) {
+        const Vf s = score(j), x = vexp2(s - lse);
+        store(p + j, x);
+        store(ds + j, gradient(j, s, x));
       },
-      [&](int64_t c, Vi in) {
-        const Vf s = score(c), x = in ? vexp2(s - lse) : Vf{};
-        store(p + c, x);
-        store(ds + c, in ? gradient(c, s, x) : Vf{});
+      [&](int64_t j, Vi in) {
+        const Vf s = score(j), x = in ? vexp2(s - lse) : Vf{};
+        store(p + j, x);
+        store(ds + j, in ? gradient(j, s, x) : Vf{});
       },
-      [&](int64_t c) {
-        store(p + c, Vf{});
-        store(ds + c, Vf{});
+      [&](int64_t j) {
+        store(p + j, Vf{});
+        store(ds + j, Vf{});
       });
 }
 
-// Computes the probabilities and the gradients of the scores of one panel of rows, then its share
-// of dq.
-MT_INLINE void rows_panel(const Task& t, int64_t i0, int64_t rows) {
-  const int64_t width = slabs(t.keys) * W;
-  // A panel may attend to no key of the block, if its document or window begins beyond the block:
-  // then c0 is the block's end, and c1 = c0.
-  const int64_t c0 = min_of(width, max_of(0, t.seen[i0].begin - t.key0) / W * W);
-  const int64_t c1 = max_of(c0, min_of(t.keys, t.seen[i0 + rows - 1].end - t.key0));
-  const int64_t columns = div_up(c1 - c0, W) * W;
-  const Tile tile = pick_tile<Operand::slabs, 0>(rows, W);
-  for (int64_t c = c0; c < c1; c += W) {
-    tile({.a = t.q + i0 * W,
-          .a_slab = kRows * W,
-          .b = t.keys_t + c * t.D,
-          .k = t.D,
-          .out = t.probabilities + i0 * kLd + c,
-          .out_ld = kLd});
-    tile({.a = t.dout + i0 * W,
-          .a_slab = kRows * W,
-          .b = t.values_t + c * t.Dv,
-          .k = t.Dv,
-          .out = t.dscores + i0 * kLd + c,
-          .out_ld = kLd});
-  }
-  for (int64_t i = i0; i < i0 + rows; ++i) {
-    float *p = t.probabilities + i * kLd, *ds = t.dscores + i * kLd;
-    // dk and dv read full rows.
-    clear(p, c0);
-    clear(ds, c0);
-    clear(p + c0 + columns, width - c0 - columns);
-    clear(ds + c0 + columns, width - c0 - columns);
-    t.cap ? row_gradients<true>(t, i, c0, columns) : row_gradients<false>(t, i, c0, columns);
-  }
-  if (!t.share.dq || c1 == c0) return;
-  for (int64_t d = 0; d < t.D; d += W)
-    pick_tile<Operand::scores, kLd>(rows, t.D - d)(
-        {.a = t.dscores + i0 * kLd + c0,
-         .b = t.key_rows + d * kKeys + c0 * W,
-         .k = c1 - c0,
-         .out = t.dq + d * (t.share.row1 - t.share.row0) + (t.row0 - t.share.row0 + i0) * W,
-         .out_ld = W,
-         .add = true});
+// Computes the probabilities and the gradients of the scores of some panels of rows and the slab of
+// keys that begins at c.
+MT_INLINE void score_gradients(const Task& t, const Panel* panels, int64_t count, int64_t c) {
+  float *const p = t.probabilities, *const ds = t.dscores + c * kLines;
+  const auto multiply = [&](const float* rows, const float* columns, int64_t k, float* out) {
+    for (int64_t i = 0; i < count; ++i)
+      pick_tile<Operand::slabs>(panels[i].rows, W)({.a = rows + panels[i].row0 * W,
+                                                    .a_slab = kLines * W,
+                                                    .b = columns + c * k,
+                                                    .k = k,
+                                                    .out = out + panels[i].row0 * W,
+                                                    .out_ld = W});
+  };
+  multiply(t.q, t.keys_t, t.D, p);
+  multiply(t.dout, t.values_t, t.Dv, ds);
+  const int64_t end = panels[count - 1].row0 + panels[count - 1].rows;
+  for (int64_t i = panels[0].row0; i < end; ++i)
+    t.cap ? row_gradients<true>(t, i, c, p + i * W, ds + i * W)
+          : row_gradients<false>(t, i, c, p + i * W, ds + i * W);
 }
 
-// Adds the block's share of dv and dk of one panel of keys.
-MT_INLINE void keys_panel(const Task& t, int64_t j0, int64_t keys) {
-  int64_t begin = 0, end = t.rows;
-  while (begin < end && t.seen[begin].end <= t.key0 + j0) ++begin;
-  while (begin < end && t.seen[end - 1].begin >= t.key0 + j0 + keys) --end;
+// Adds the share that the rows [begin, end) of the block have in dv and dk of the slab of keys that
+// begins at c: the transposes, sums over rows of q or dout, weighted by scores.
+MT_INLINE void add_dkv(const Task& t, int64_t begin, int64_t end, int64_t c) {
+  while (begin < end && t.seen[begin].end <= t.key0 + c) ++begin;
+  while (begin < end && t.seen[end - 1].begin >= t.key0 + c + W) --end;
   if (begin == end) return;
-  // The sums of one slab of columns: those of `lines`, weighted by scores.
-  const auto add_slab = [&](int64_t d, int64_t D, const float* scores, const float* lines,
-                            float* sums) {
-    pick_tile<Operand::scores_t, kLd>(keys, D - d)({.a = scores + begin * kLd + j0,
-                                                    .b = lines + d * kRows + begin * W,
-                                                    .k = end - begin,
-                                                    .out = sums + d * kKeys + j0 * W,
-                                                    .out_ld = W,
-                                                    .add = true});
+  const auto add = [&](const float* lines, int64_t D, const float* scores, float* sums) {
+    for (int64_t d = 0; d < D; d += W) {
+      const int64_t columns = min_of(W, D - d), parts = div_up(columns, kTileRows);
+      for (int64_t i = 0; i < parts; ++i) {
+        const int64_t first = part_begin(columns, parts, i);
+        pick_tile<Operand::slab_t>(part_begin(columns, parts, i + 1) - first,
+                                   W)({.a = lines + d * kLines + begin * W + first,
+                                       .b = scores + begin * W,
+                                       .k = end - begin,
+                                       .out = sums + c * D + (d + first) * W,
+                                       .out_ld = W,
+                                       .add = true});
+      }
+    }
   };
-  for (int64_t d = 0; d < max_of(t.D, t.Dv); d += W) {
-    if (d < t.Dv) add_slab(d, t.Dv, t.probabilities, t.dout, t.dvalues);
-    if (d < t.D) add_slab(d, t.D, t.dscores, t.q, t.dkeys);
-  }
+  add(t.dout, t.Dv, t.probabilities, t.dvalues_t);
+  add(t.q, t.D, t.dscores + c * kLines, t.dkeys_t);
+}
+
+// Adds the block's share of dq.
+MT_INLINE void add_dq(const Task& t, const Panel* panels, int64_t count) {
+  const int64_t rows = t.share.row1 - t.share.row0, first = t.row0 - t.share.row0;
+  for (int64_t d = 0; d < t.D; d += W)
+    for (int64_t i = 0; i < count; ++i) {
+      const Panel& panel = panels[i];
+      if (!panel.any()) continue;
+      pick_tile<Operand::slabs>(panel.rows,
+                                t.D - d)({.a = t.dscores + panel.c0 * kLines + panel.row0 * W,
+                                          .a_slab = kLines * W,
+                                          .b = t.key_rows + d * kKeys + panel.c0 * W,
+                                          .k = panel.c1 - panel.c0,
+                                          .out = t.dq + d * rows + (first + panel.row0) * W,
+                                          .out_ld = W,
+                                          .add = true});
+    }
 }
 
 template <class T>
@@ -139,17 +137,22 @@ MT_INLINE float dot(const T* a, const T* b, int64_t n) {
 template <class T>
 MT_INLINE void block(Task& t, const AttentionBackward& args, int64_t b, int64_t a) {
   pack_rows(rows_of<T>(args.q, t.shape, b, a, t.D), t.row0, t.rows, t.D, t.shape.scale * kLog2E,
-            t.q, kRows);
-  pack_rows(rows_of<T>(args.dout, t.shape, b, a, t.Dv), t.row0, t.rows, t.Dv, 1.0f, t.dout, kRows);
-  const int64_t row_panels = div_up(t.rows, kTileRows), key_panels = div_up(t.keys, kTileRows);
-  for (int64_t p = 0; p < row_panels; ++p) {
-    const int64_t i0 = part_begin(t.rows, row_panels, p);
-    rows_panel(t, i0, part_begin(t.rows, row_panels, p + 1) - i0);
+            t.q, kLines);
+  pack_rows(rows_of<T>(args.dout, t.shape, b, a, t.Dv), t.row0, t.rows, t.Dv, 1.0f, t.dout, kLines);
+  Panel panels[div_up(kRows, kTileRows)];
+  const int64_t count = div_up(t.rows, kTileRows);
+  for (int64_t i = 0; i < count; ++i)
+    panels[i] = panel_of(t.seen, t.rows, count, i, t.key0, t.keys);
+  // The panels that attend to a slab are consecutive, and move down with the slab.
+  for (int64_t c = 0, p0 = 0; c < t.keys; c += W) {
+    while (p0 < count && panels[p0].c1 <= c) ++p0;
+    int64_t p1 = p0;
+    while (p1 < count && panels[p1].c0 <= c) ++p1;
+    if (p0 == p1) continue;
+    score_gradients(t, panels + p0, p1 - p0, c);
+    if (t.share.dkv) add_dkv(t, panels[p0].row0, panels[p1 - 1].row0 + panels[p1 - 1].rows, c);
   }
-  for (int64_t p = 0; t.share.dkv && p < key_panels; ++p) {
-    const int64_t j0 = part_begin(t.keys, key_panels, p);
-    keys_panel(t, j0, part_begin(t.keys, key_panels, p + 1) - j0);
-  }
+  if (t.share.dq) add_dq(t, panels, count);
 }
 
 template <class T>
@@ -159,9 +162,9 @@ void backward(const AttentionBackward& args, int64_t b, int64_t g, const Share& 
   const int64_t Dv = s.value_dim(), padded_v = slabs(Dv) * W;
   const int64_t head = share.dq ? rows * padded : 0, lines = div_up(rows, 16) * 16;
   const int64_t of_seen = lines * int64_t(sizeof(Seen) / sizeof(float));
-  float* next = thread_scratch(group * (head + 2 * lines) + of_seen +
-                               kKeys * (D + Dv + 2 * padded + padded_v) +
-                               kRows * (padded + padded_v + 2 * kLd));
+  float* next =
+      thread_scratch(group * (head + 2 * lines) + of_seen + kKeys * (2 * (D + Dv) + padded) +
+                     kLines * (padded + padded_v + W + kKeys));
   const auto take = [&next](int64_t floats) { return next += floats, next - floats; };
   Seen* seen = reinterpret_cast<Seen*>(take(of_seen));
   float *dq = take(group * head), *lse = take(group * lines), *delta = take(group * lines);
@@ -169,12 +172,12 @@ void backward(const AttentionBackward& args, int64_t b, int64_t g, const Share& 
   t.keys_t = take(kKeys * D);
   t.values_t = take(kKeys * Dv);
   t.key_rows = take(kKeys * padded);
-  t.dkeys = take(kKeys * padded);
-  t.dvalues = take(kKeys * padded_v);
-  t.q = take(kRows * padded);
-  t.dout = take(kRows * padded_v);
-  t.probabilities = take(kRows * kLd);
-  t.dscores = take(kRows * kLd);
+  t.dkeys_t = take(kKeys * D);
+  t.dvalues_t = take(kKeys * Dv);
+  t.q = take(kLines * padded);
+  t.dout = take(kLines * padded_v);
+  t.probabilities = take(kLines * W);
+  t.dscores = take(kLines * kKeys);
 
   int64_t document = 0;
   for (int64_t i = 0; i < rows; ++i) seen[i] = seen_by(s, share.row0 + i, document);
@@ -197,8 +200,8 @@ void backward(const AttentionBackward& args, int64_t b, int64_t g, const Share& 
     pack_columns(rows_of<T>(args.v, s, b, g, Dv), t.key0, t.keys, Dv, t.values_t);
     pack_rows(rows_of<T>(args.k, s, b, g, D), t.key0, t.keys, D, 1.0f, t.key_rows, kKeys);
     if (share.dkv) {
-      clear(t.dkeys, kKeys * padded);
-      clear(t.dvalues, kKeys * padded_v);
+      clear(t.dkeys_t, kKeys * D);
+      clear(t.dvalues_t, kKeys * Dv);
     }
     for (int64_t h = 0; h < group; ++h)
       for (t.row0 = share.row0; t.row0 < share.row1; t.row0 += kRows) {
@@ -213,10 +216,10 @@ void backward(const AttentionBackward& args, int64_t b, int64_t g, const Share& 
       }
     if (!share.dkv) continue;
     with_float(args.dk.data.dtype, [&]<class Out>() {
-      unpack_rows(t.dkeys, kKeys, t.keys, D, kLn2, rows_of<Out>(args.dk, s, b, g, D), t.key0,
-                  args.add_dkv);
-      unpack_rows(t.dvalues, kKeys, t.keys, Dv, 1.0f, rows_of<Out>(args.dv, s, b, g, Dv), t.key0,
-                  args.add_dkv);
+      unpack_columns(t.dkeys_t, t.keys, D, kLn2, rows_of<Out>(args.dk, s, b, g, D), t.key0,
+                     args.add_dkv);
+      unpack_columns(t.dvalues_t, t.keys, Dv, 1.0f, rows_of<Out>(args.dv, s, b, g, Dv), t.key0,
+                     args.add_dkv);
     });
   }
   for (int64_t h = 0; share.dq && h < group; ++h)

@@ -7,9 +7,9 @@ namespace mtrain::kernels::cpu::MTRAIN_ISA {
 namespace {
 
 constexpr int64_t kKeys = 256;  // keys in a block
-// Floats between rows of scores: not a power of two, therefore rows use different sets of the
-// cache.
-constexpr int64_t kLd = kKeys + 16;
+// Panels of rows that are computed together. A slab of keys or values stays in the first-level
+// cache while all of them are multiplied by it.
+constexpr int64_t kPanels = 8;
 constexpr int64_t kMaxRows = 256;        // query rows of a task, per head
 constexpr int64_t kMaxFloats = 1 << 17;  // floats of q, or of the sums, in a task: 512 KiB
 
@@ -21,30 +21,35 @@ struct Softmax {
 
 struct Task {
   const AttentionShape& shape;
-  int64_t rows, panels;              // query rows, and the panels into which they are split
-  const Seen* seen;                  // keys of each row
-  int64_t key0, keys;                // the current block
-  const float *q, *keys_t, *values;  // q: row slabs of one head
+  int64_t rows, panels;  // query rows, and the panels into which they are split
+  const Seen* seen;      // keys of each row
+  int64_t key0, keys;    // the current block
+  const float *q, *keys_t, *values;
   float *out, *scores;
   ScoreCap cap;
 };
 
+// The q of a panel, its sums and its scores of a block are row slabs of their own: a tile then
+// reads one contiguous piece of memory. Scores begin at the key c0.
+MT_INLINE int64_t score_at(const Panel& panel, int64_t row, int64_t c) {
+  return (c / W * panel.rows + row) * W + c % W;
+}
+
 // Turns scores into probabilities relative to the running maximum. Returns the factors for the
 // earlier sums.
-MT_INLINE Vf update(const Task& t, Softmax& state, int64_t row0, int64_t rows, int64_t c0,
-                    int64_t columns) {
+MT_INLINE Vf update(const Task& t, Softmax& state, const Panel& panel, float* scores) {
   const float kInfinity = __builtin_inff();
-  const int64_t first = t.key0 + c0;
+  const int64_t first = t.key0 + panel.c0, columns = div_up(panel.c1 - panel.c0, W) * W;
   Vf line[kLanes];
   for (int i = 0; i < kLanes; ++i) line[i] = splat(-kInfinity);
-  for (int64_t i = 0; i < rows; ++i) {
-    const Seen seen = t.seen[row0 + i];
-    const float* score = t.scores + i * kLd;
+  for (int64_t i = 0; i < panel.rows; ++i) {
+    const Seen seen = t.seen[panel.row0 + i];
+    const auto score = [&](int64_t c) { return load(scores + score_at(panel, i, c)); };
     Vf top = splat(-kInfinity);
     for_seen(
         columns, seen.begin - first, seen.end - first,
-        [&](int64_t c) { top = vmax(load(score + c), top); },
-        [&](int64_t c, Vi in) { top = vmax(in ? load(score + c) : top, top); }, [](int64_t) {});
+        [&](int64_t c) { top = vmax(score(c), top); },
+        [&](int64_t c, Vi in) { top = vmax(in ? score(c) : top, top); }, [](int64_t) {});
     line[i] = top;
   }
   transpose(line);
@@ -54,24 +59,24 @@ MT_INLINE Vf update(const Task& t, Softmax& state, int64_t row0, int64_t rows, i
   store(tops, top);
 
   for (int i = 0; i < kLanes; ++i) line[i] = Vf{};
-  for (int64_t i = 0; i < rows; ++i) {
-    const Seen seen = t.seen[row0 + i];
-    float* score = t.scores + i * kLd;
+  for (int64_t i = 0; i < panel.rows; ++i) {
+    const Seen seen = t.seen[panel.row0 + i];
+    const auto score = [&](int64_t c) { return scores + score_at(panel, i, c); };
     const Vf shift = splat(tops[i]);
     Vf sum = Vf{};
     for_seen(
         columns, seen.begin - first, seen.end - first,
         [&](int64_t c) {
-          const Vf p = vexp2(load(score + c) - shift);
-          store(score + c, p);
+          const Vf p = vexp2(load(score(c)) - shift);
+          store(score(c), p);
           sum += p;
         },
         [&](int64_t c, Vi in) {
-          const Vf p = in ? vexp2(load(score + c) - shift) : Vf{};
-          store(score + c, p);
+          const Vf p = in ? vexp2(load(score(c)) - shift) : Vf{};
+          store(score(c), p);
           sum += p;
         },
-        [&](int64_t c) { store(score + c, Vf{}); });
+        [&](int64_t c) { store(score(c), Vf{}); });
     line[i] = sum;
   }
   transpose(line);
@@ -84,37 +89,50 @@ MT_INLINE Vf update(const Task& t, Softmax& state, int64_t row0, int64_t rows, i
   return decay;
 }
 
-MT_INLINE void cap_scores(const ScoreCap& cap, float* scores, int64_t rows, int64_t columns) {
-  for (int64_t i = 0; i < rows; ++i)
-    for (int64_t c = 0; c < columns; c += kLanes)
-      store(scores + i * kLd + c, cap.capped(load(scores + i * kLd + c)));
+MT_INLINE void cap_scores(const ScoreCap& cap, const Panel& panel, float* scores) {
+  const int64_t floats = panel.rows * div_up(panel.c1 - panel.c0, W) * W;
+  for (int64_t i = 0; i < floats; i += kLanes) store(scores + i, cap.capped(load(scores + i)));
 }
 
-MT_INLINE void attend(const Task& t, Softmax& state, int64_t panel) {
-  const int64_t D = t.shape.D, Dv = t.shape.value_dim(), row0 = part_begin(t.rows, t.panels, panel);
-  const int64_t rows = part_begin(t.rows, t.panels, panel + 1) - row0;
-  const int64_t c0 = max_of(0, t.seen[row0].begin - t.key0) / W * W;
-  const int64_t c1 = min_of(t.keys, t.seen[row0 + rows - 1].end - t.key0);
-  if (c1 <= c0) return;
-  const Tile score = pick_tile<Operand::slabs, 0>(rows, W);
-  for (int64_t c = c0; c < c1; c += W)
-    score({.a = t.q + row0 * W,
-           .a_slab = t.rows * W,
-           .b = t.keys_t + c * D,
-           .k = D,
-           .out = t.scores + c - c0,
-           .out_ld = kLd});
-  if (t.cap) cap_scores(t.cap, t.scores, rows, div_up(c1 - c0, W) * W);
-  float decay[kLanes];
-  store(decay, update(t, state, row0, rows, c0, div_up(c1 - c0, W) * W));
+// The panels [p0, p1) attend to the block of keys.
+MT_INLINE void attend(const Task& t, Softmax* state, int64_t p0, int64_t p1) {
+  const int64_t D = t.shape.D, Dv = t.shape.value_dim(), count = p1 - p0;
+  Panel panels[kPanels];
+  float decay[kPanels][kLanes];
+  const auto scores = [&](int64_t i) { return t.scores + i * kTileRows * kKeys; };
+  for (int64_t i = 0; i < count; ++i)
+    panels[i] = panel_of(t.seen, t.rows, t.panels, p0 + i, t.key0, t.keys);
+  for (int64_t c = panels[0].c0; c < panels[count - 1].c1; c += W)
+    for (int64_t i = 0; i < count; ++i) {
+      const Panel& panel = panels[i];
+      if (!panel.sees(c)) continue;
+      pick_tile<Operand::slabs>(panel.rows, W)({.a = t.q + panel.row0 * slabs(D) * W,
+                                                .a_slab = panel.rows * W,
+                                                .b = t.keys_t + c * D,
+                                                .k = D,
+                                                .out = scores(i) + score_at(panel, 0, c - panel.c0),
+                                                .out_ld = W});
+    }
+  for (int64_t i = 0; i < count; ++i) {
+    if (!panels[i].any()) continue;
+    if (t.cap) cap_scores(t.cap, panels[i], scores(i));
+    store(decay[i], update(t, state[p0 + i], panels[i], scores(i)));
+  }
   for (int64_t d = 0; d < Dv; d += W)
-    pick_tile<Operand::scores, kLd>(rows, Dv - d)({.a = t.scores,
-                                                   .b = t.values + (d * kKeys) + c0 * W,
-                                                   .k = c1 - c0,
-                                                   .out = t.out + d * t.rows + row0 * W,
-                                                   .out_ld = W,
-                                                   .decay = state.started ? decay : nullptr});
-  state.started = true;
+    for (int64_t i = 0; i < count; ++i) {
+      const Panel& panel = panels[i];
+      if (!panel.any()) continue;
+      pick_tile<Operand::slabs>(panel.rows,
+                                Dv - d)({.a = scores(i),
+                                         .a_slab = panel.rows * W,
+                                         .b = t.values + d * kKeys + panel.c0 * W,
+                                         .k = panel.c1 - panel.c0,
+                                         .out = t.out + panel.row0 * slabs(Dv) * W + d * panel.rows,
+                                         .out_ld = W,
+                                         .decay = state[p0 + i].started ? decay[i] : nullptr});
+    }
+  for (int64_t i = 0; i < count; ++i)
+    if (panels[i].any()) state[p0 + i].started = true;
 }
 
 template <class T>
@@ -126,7 +144,8 @@ MT_INLINE void finish(const Task& t, const Softmax* state, Rows<T> out, int64_t 
       const float sum = state[p].sum[i - row0], top = state[p].top[i - row0];
       lse[q0 + i] = sum == 0 ? -__builtin_inff() : top * kLn2 + __builtin_logf(sum);
       if (state[p].started)
-        unpack_rows<T>(t.out + i * W, t.rows, 1, Dv, sum == 0 ? 0.0f : 1.0f / sum, out, q0 + i);
+        unpack_rows<T>(t.out + row0 * slabs(Dv) * W + (i - row0) * W, end - row0, 1, Dv,
+                       sum == 0 ? 0.0f : 1.0f / sum, out, q0 + i);
       else
         for_lanes(Dv, [&](int64_t d, auto m) { store(out.row(q0 + i) + d, Vf{}, m); });
     }
@@ -141,7 +160,7 @@ void forward(const AttentionForward& f, int64_t b, int64_t g, int64_t q0, int64_
   const int64_t of_q = rows * slabs(D) * W, of_out = rows * padded;
   const int64_t states = group * panels * int64_t(sizeof(Softmax) / sizeof(float));
   float* next =
-      thread_scratch(group * (of_q + of_out) + kKeys * (D + padded) + kTileRows * kLd + states);
+      thread_scratch(group * (of_q + of_out) + kKeys * (D + padded + kPanels * kTileRows) + states);
   const auto take = [&next](int64_t floats) { return next += floats, next - floats; };
   Softmax* state = reinterpret_cast<Softmax*>(take(states));
   float* q = take(group * of_q);
@@ -152,8 +171,11 @@ void forward(const AttentionForward& f, int64_t b, int64_t g, int64_t q0, int64_
   int64_t document = 0;
   for (int64_t i = 0; i < rows; ++i) seen[i] = seen_by(s, q0 + i, document);
   for (int64_t h = 0; h < group; ++h)
-    pack_rows(rows_of<T>(f.q, s, b, g * group + h, D), q0, rows, D, s.scale * kLog2E, q + h * of_q,
-              rows);
+    for (int64_t p = 0; p < panels; ++p) {
+      const int64_t row0 = part_begin(rows, panels, p), end = part_begin(rows, panels, p + 1);
+      pack_rows(rows_of<T>(f.q, s, b, g * group + h, D), q0 + row0, end - row0, D, s.scale * kLog2E,
+                q + h * of_q + row0 * slabs(D) * W, end - row0);
+    }
   for (int64_t i = 0; i < group * panels; ++i) state[i] = {splat(-__builtin_inff()), Vf{}, false};
 
   Task t{.shape = s,
@@ -172,7 +194,8 @@ void forward(const AttentionForward& f, int64_t b, int64_t g, int64_t q0, int64_
     for (int64_t h = 0; h < group; ++h) {
       t.q = q + h * of_q;
       t.out = out + h * of_out;
-      for (int64_t p = 0; p < panels; ++p) attend(t, state[h * panels + p], p);
+      for (int64_t p = 0; p < panels; p += kPanels)
+        attend(t, state + h * panels, p, min_of(p + kPanels, panels));
     }
   }
   for (int64_t h = 0; h < group; ++h) {

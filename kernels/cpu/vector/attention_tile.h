@@ -35,6 +35,16 @@ MT_INLINE Rows<T> rows_of(const HeadSpan& v, const AttentionShape& s, int64_t b,
   return {data_of<T>(v.data) + b * v.token_stride + head * D, s.B * v.token_stride};
 }
 
+// Rows of x may be whole pages apart, where a CPU's own prefetcher stops. They are prefetched this
+// many rows before they are packed.
+constexpr int64_t kPackAhead = 8;
+
+// Prefetches D elements. The row may be beyond the last one.
+template <class T>
+MT_INLINE void prefetch_row(const T* row, int64_t D) {
+  for (int64_t d = 0; d < D; d += 64 / int64_t(sizeof(T))) prefetch(row + d);
+}
+
 // Writes row slabs of x, times `factor`. A slab has `total` rows; `rows` of them are written,
 // beginning at `out`. The last slab is padded with 0.
 template <class T>
@@ -43,6 +53,7 @@ MT_INLINE void pack_rows(Rows<const T> x, int64_t first, int64_t rows, int64_t D
   const int64_t full = D / kLanes * kLanes;
   for (int64_t i = 0; i < rows; ++i) {
     const T* from = x.row(first + i);
+    prefetch_row(x.row(first + i + kPackAhead), D);
     for (int64_t d = 0; d < slabs(D) * W; d += kLanes) {
       float* to = out + (d / W * total + i) * W + d % W;
       if (d < full)
@@ -58,7 +69,8 @@ MT_INLINE void pack_rows(Rows<const T> x, int64_t first, int64_t rows, int64_t D
 // Writes column slabs of the rows [first, first + rows) of x. The last slab is padded with 0.
 template <class T>
 MT_INLINE void pack_columns(Rows<const T> x, int64_t first, int64_t rows, int64_t D, float* out) {
-  for (int64_t r = 0; r < slabs(rows) * W; r += kLanes)
+  for (int64_t r = 0; r < slabs(rows) * W; r += kLanes) {
+    for (int64_t i = 0; i < kLanes; ++i) prefetch_row(x.row(first + r + kLanes + i), D);
     for (int64_t d = 0; d < D; d += kLanes) {
       Vf v[kLanes];
       for (int i = 0; i < kLanes; ++i)
@@ -70,6 +82,7 @@ MT_INLINE void pack_columns(Rows<const T> x, int64_t first, int64_t rows, int64_
       const int64_t lines = min_of(kLanes, D - d);
       for (int64_t i = 0; i < lines; ++i) store(to + i * W, v[i]);
     }
+  }
 }
 
 // Writes factor * row slabs into the rows [first, first + rows) of x, or adds it with `add`. The
@@ -89,6 +102,28 @@ MT_INLINE void unpack_rows(const float* slab, int64_t total, int64_t rows, int64
   }
 }
 
+// Writes factor * x into the rows [first, first + rows) of `to`, or adds it with `add`. x is given
+// by its column slabs.
+template <class T>
+MT_INLINE void unpack_columns(const float* x, int64_t rows, int64_t D, float factor, Rows<T> to,
+                              int64_t first, bool add) {
+  for (int64_t r = 0; r < rows; r += kLanes)
+    for (int64_t d = 0; d < D; d += kLanes) {
+      const float* from = x + (r / W * D + d) * W + r % W;
+      const int64_t lines = min_of(kLanes, D - d), height = min_of(kLanes, rows - r);
+      Vf v[kLanes];
+      for (int i = 0; i < kLanes; ++i) v[i] = i < lines ? load(from + i * W) * factor : Vf{};
+      transpose(v);
+      const auto put = [&](auto lanes) {
+        for (int64_t i = 0; i < height; ++i) {
+          T* line = to.row(first + r + i) + d;
+          store(line, add ? load(line, lanes) + v[i] : v[i], lanes);
+        }
+      };
+      lines == kLanes ? put(Full{}) : put(Part{int(lines)});
+    }
+}
+
 // Returns where part i begins if n rows are split evenly into `parts` parts; part i ends where part
 // i + 1 begins.
 MT_INLINE int64_t part_begin(int64_t n, int64_t parts, int64_t i) {
@@ -98,14 +133,13 @@ MT_INLINE int64_t part_begin(int64_t n, int64_t parts, int64_t i) {
 // --- tiles ---
 
 enum class Operand {
-  slabs,     // row slabs
-  scores,    // rows LD apart
-  scores_t,  // the transpose of rows LD apart
+  slabs,   // row slabs
+  slab_t,  // the transpose of one row slab
 };
 
 struct TileArgs {
   const float* a;
-  int64_t a_slab;  // floats between slabs of A
+  int64_t a_slab;  // floats between slabs of A; not used for slab_t
   const float* b;
   int64_t k;
   float* out;  // rows out_ld apart
@@ -115,7 +149,7 @@ struct TileArgs {
   bool add;
 };
 
-template <int ROWS, int VECTORS, Operand A, int64_t LD>
+template <int ROWS, int VECTORS, Operand A>
 void tile(const TileArgs& t) {
   Vf sum[ROWS][VECTORS]{};
   if constexpr (A == Operand::slabs) {
@@ -124,10 +158,8 @@ void tile(const TileArgs& t) {
     for (; k > W; k -= W, a += t.a_slab, b += W * W)
       multiply_add<ROWS, VECTORS, W, 1>(a, b, W, sum);
     multiply_add<ROWS, VECTORS, W, 1>(a, b, k, sum);
-  } else if constexpr (A == Operand::scores) {
-    multiply_add<ROWS, VECTORS, LD, 1>(t.a, t.b, t.k, sum);
   } else {
-    multiply_add<ROWS, VECTORS, 1, LD>(t.a, t.b, t.k, sum);
+    multiply_add<ROWS, VECTORS, 1, W>(t.a, t.b, t.k, sum);
   }
   float* const first = t.out;
   const int64_t ld = t.out_ld;
@@ -150,18 +182,18 @@ void tile(const TileArgs& t) {
 
 using Tile = void (*)(const TileArgs&);
 
-template <int VECTORS, Operand A, int64_t LD, int ROWS = 1>
+template <int VECTORS, Operand A, int ROWS = 1>
 MT_INLINE Tile pick_rows(int64_t rows) {
   if constexpr (ROWS < kTileRows)
-    if (rows != ROWS) return pick_rows<VECTORS, A, LD, ROWS + 1>(rows);
-  return tile<ROWS, VECTORS, A, LD>;
+    if (rows != ROWS) return pick_rows<VECTORS, A, ROWS + 1>(rows);
+  return tile<ROWS, VECTORS, A>;
 }
 
 // Returns the tile function for `rows` rows and `columns` columns, which it rounds up to full
 // vectors.
-template <Operand A, int64_t LD>
+template <Operand A>
 MT_INLINE Tile pick_tile(int64_t rows, int64_t columns) {
-  return columns > kLanes ? pick_rows<kTileVectors, A, LD>(rows) : pick_rows<1, A, LD>(rows);
+  return columns > kLanes ? pick_rows<kTileVectors, A>(rows) : pick_rows<1, A>(rows);
 }
 
 // --- softmax ---
@@ -231,6 +263,22 @@ MT_INLINE Seen seen_by(const AttentionShape& s, int64_t row, int64_t& document) 
   if (s.window > 0) seen.begin = max_of(seen.begin, diagonal - s.window + 1);
   seen.begin = min_of(seen.begin, seen.end);
   return seen;
+}
+
+// Some rows of a block of queries, at most as many as a tile has, and the keys of a block of keys
+// that some of them attend to: [c0, c1), where c0 is a multiple of W. They are none if c1 <= c0.
+struct Panel {
+  int64_t row0, rows, c0, c1;
+  bool any() const { return c0 < c1; }
+  bool sees(int64_t slab) const { return c0 <= slab && slab < c1; }
+};
+
+// Returns panel i of `panels`, into which `rows` rows are split.
+MT_INLINE Panel panel_of(const Seen* seen, int64_t rows, int64_t panels, int64_t i, int64_t key0,
+                         int64_t keys) {
+  const int64_t row0 = part_begin(rows, panels, i), end = part_begin(rows, panels, i + 1);
+  return {row0, end - row0, max_of(0, seen[row0].begin - key0) / W * W,
+          min_of(keys, seen[end - 1].end - key0)};
 }
 
 MT_INLINE int64_t lse_at(const AttentionShape& s, int64_t b, int64_t head) {
