@@ -41,7 +41,8 @@ std::vector<NamedTime> Prediction::parts() const {
 
 Band band_of(const RunPlan& plan, const plan::Cluster& cluster, double unknown) {
   constexpr double kMostUnknown = 0.1;
-  if (cluster.uncalibrated()) return {0.4, "uncalibrated: data sheets and assumed efficiencies"};
+  if (cluster.uncalibrated())
+    return {kUncalibratedBand, "uncalibrated: data sheets and assumed efficiencies"};
   if (cluster.calibration.empty())
     return {0.3, "constants fitted to another program's figures (stack " + cluster.stack + ")"};
   if (unknown > kMostUnknown)

@@ -8,10 +8,7 @@
 
 namespace mtrain::predict {
 
-namespace {
-
-// "tp 8, pp 16 x 4 interleaved_1f1b, megatron_ddp, zero 1, micro-batch 1, recompute full"
-std::string words_of(const RankedLayout& r) {
+std::string layout_words(const RankedLayout& r) {
   const LayoutChoice& c = r.choice;
   std::string text = fmt::format("dp {}", r.dp);
   for (const auto& [name, size] : {std::pair{"tp", c.tp}, {"cp", c.cp}, {"ep", c.ep}})
@@ -30,6 +27,8 @@ std::string words_of(const RankedLayout& r) {
   return text;
 }
 
+namespace {
+
 std::string duration_text(double seconds) {
   return seconds >= 1 ? fmt::format("{:.3g} s", seconds) : fmt::format("{:.3g} ms", 1e3 * seconds);
 }
@@ -43,7 +42,7 @@ std::string layouts_text(const std::vector<RankedLayout>& layouts, bool marks, i
     out += fmt::format("{:>3}{} {:>9}  {:>8} tokens/s  MFU {:4.1f} %  {:>9}\n", i + 1,
                        tie ? "~" : " ", duration_text(r.step_s), human_count(r.tokens_per_s),
                        100 * r.mfu, human_bytes(r.memory));
-    out += wrap_words("     " + words_of(r) + "\n", width);
+    out += wrap_words("     " + layout_words(r) + "\n", width);
   }
   return out;
 }
