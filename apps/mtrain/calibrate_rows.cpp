@@ -9,6 +9,7 @@
 #include "base/file.h"
 #include "interchange/model_source.h"
 #include "predict/row_calibration.h"
+#include "predict/row_ranking.h"
 
 namespace mtrain {
 
@@ -25,6 +26,11 @@ std::shared_ptr<RowOptions> add_row_options(CLI::App& command) {
                   "--from-rows: name of the program: megatron_bridge, llmq, llm_foundry, ...")
       ->needs(rows);
   command.add_option("--rows-of", o->kind, "--from-rows: models to fit to: all, dense or experts")
+      ->needs(rows);
+  command
+      .add_flag("--judge-layouts", o->judge,
+                "--from-rows: search layouts for each dense row of 16 GPUs or more, and compare "
+                "the published one")
       ->needs(rows);
   return o;
 }
@@ -53,10 +59,14 @@ void calibrate_from_rows(const RowOptions& o, const std::string& output) {
   if (o.stack.empty()) wrong("--stack", "is missing", "name the program, such as --stack llmq");
   diagnostics.throw_if_errors();
   const plan::PublishedRows rows = plan::read_published_rows(o.rows, o.models);
+  const auto quiet = [](const std::string&) {};
   const predict::RowCalibration fit =
-      predict::calibrate_rows(rows, choice, interchange::model_source(), [](const std::string&) {});
+      predict::calibrate_rows(rows, choice, interchange::model_source(), quiet);
   std::fputs(predict::rows_text(fit, choice).c_str(), stdout);
   write_file_atomic(output, predict::stack_text(fit, choice));
+  if (!o.judge) return;
+  const auto judged = predict::judge_layouts(rows, fit, interchange::model_source(), quiet);
+  std::fputs(("\n" + predict::judged_text(judged)).c_str(), stdout);
 }
 
 }  // namespace mtrain

@@ -7,6 +7,7 @@
 #include <fmt/core.h>
 
 #include "base/error.h"
+#include "base/median.h"
 #include "observe/metrics_reader.h"
 
 namespace mtrain::observe {
@@ -50,13 +51,6 @@ KeyComparison compare_key(const std::string& key, const Series& a, const Series&
   return result;
 }
 
-double median(std::vector<double> values) {
-  if (values.empty()) return kAbsent;
-  const auto middle = values.begin() + std::ptrdiff_t(values.size() / 2);
-  std::ranges::nth_element(values, middle);
-  return *middle;
-}
-
 FigureComparison compare_medians(const std::string& name, const char* key, const std::string& unit,
                                  const RunMetrics& a, const RunMetrics& b) {
   std::vector<double> of_a, of_b;
@@ -65,11 +59,12 @@ FigureComparison compare_medians(const std::string& name, const char* key, const
     of_a.push_back(in_a);
     of_b.push_back(in_b);
   });
+  const bool any = !of_a.empty();
   return {.name = name,
           .key = key,
           .unit = unit,
-          .a = median(std::move(of_a)),
-          .b = median(std::move(of_b))};
+          .a = any ? median(std::move(of_a)) : kAbsent,
+          .b = any ? median(std::move(of_b)) : kAbsent};
 }
 
 double most(const Series& series) {

@@ -107,6 +107,23 @@ std::optional<Gpu> gpu_named(const std::string& name) {
   return {};
 }
 
+bool has(const std::string& text, std::string_view word) {
+  return text.find(word) != std::string::npos;
+}
+
+int64_t data_parallel(const PublishedRow& row) {
+  return row.gpus / (*row.tp * row.pp.value_or(1) * *row.cp);
+}
+
+// torchtitan splits a rank's batch into as many micro-batches as the pipeline has ranks, unless it
+// is told otherwise.
+void use_default_micro_batch(PublishedRow& row) {
+  const bool unknown = has(row.notes, "micro-batch") && has(row.notes, "not published");
+  if (row.source != "torchtitan" || !unknown || !row.batch || !row.tp || !row.cp) return;
+  const int64_t pp = row.pp.value_or(1), parts = data_parallel(row) * pp;
+  if (pp > 1 && parts > 0 && *row.batch % parts == 0) row.micro_batch = *row.batch / parts;
+}
+
 PublishedRow row_from(const json& object, size_t index, const std::string& source,
                       Diagnostics& diagnostics) {
   PublishedRow row{.number = int64_t(index + 1)};
@@ -147,6 +164,7 @@ PublishedRow row_from(const json& object, size_t index, const std::string& sourc
   for (const char* key : {"recipe_offload_layers", "recipe_pp_layout", "balanced"})
     if (const json* value = in.find(key)) row.settings += fmt::format("{}={} ", key, value->dump());
   for (const char* ignored : {"file", "memory_gib", "step_time_s"}) in.find(ignored);
+  use_default_micro_batch(row);
   return row;
 }
 
@@ -193,10 +211,6 @@ PublishedModel model_from(const json& object, const std::string& name, const std
     l.need("v_head_dim", m.latent->value);
   }
   return m;
-}
-
-bool has(const std::string& text, std::string_view word) {
-  return text.find(word) != std::string::npos;
 }
 
 // What a program does in all its published rows, where the rows themselves do not say it.
@@ -266,10 +280,6 @@ void add_recompute(const PublishedRow& row, std::vector<std::string>& settings) 
   if (modules.empty()) return;
   settings.emplace_back("recompute.granularity=selective");
   settings.push_back("recompute.modules=[" + modules + "]");
-}
-
-int64_t data_parallel(const PublishedRow& row) {
-  return row.gpus / (*row.tp * row.pp.value_or(1) * *row.cp);
 }
 
 void add_strategy(const PublishedRow& row, std::vector<std::string>& settings) {
@@ -542,14 +552,22 @@ Cluster cluster_of(const PublishedRow& row) {
   return cluster;
 }
 
+RecipeSource source_of(const PublishedRow& row, const PublishedModel& model,
+                       const recipe::ModelSource& models) {
+  return {.models = &models,
+          .path = fmt::format("row {}", row.number),
+          .settings = settings_of(row, model),
+          .world = row.gpus,
+          .machine = {.dry_run = true},
+          .text = "model: {}\n"};
+}
+
 RunPlan plan_of(const PublishedRow& row, const PublishedModel& model,
                 const recipe::ModelSource& models) {
   Diagnostics diagnostics;
-  Machine machine;
-  machine.dry_run = true;
-  const recipe::Recipe recipe =
-      load_recipe_text(models, "model: {}\n", fmt::format("row {}", row.number),
-                       settings_of(row, model), diagnostics, row.gpus, machine);
+  const RecipeSource source = source_of(row, model, models);
+  const recipe::Recipe recipe = load_recipe_text(models, source.text, source.path, source.settings,
+                                                 diagnostics, source.world, source.machine);
   diagnostics.throw_if_errors();
   return make_plan(recipe, row.gpus, model.vocab);
 }

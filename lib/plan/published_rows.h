@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "plan/cluster.h"
+#include "plan/plan_trial.h"
 #include "plan/run_plan.h"
 #include "recipe/model_source.h"
 
@@ -71,6 +72,9 @@ double measured_step(const PublishedRow& row, const PublishedModel& model);
 
 // Settings of a recipe that trains like the row, as far as mtrain can.
 std::vector<std::string> settings_of(const PublishedRow& row, const PublishedModel& model);
+// The recipe with these settings. `models` must outlive it.
+RecipeSource source_of(const PublishedRow& row, const PublishedModel& model,
+                       const recipe::ModelSource& models);
 // The machines that the row ran on.
 Cluster cluster_of(const PublishedRow& row);
 // Plans the row on its machines. Throws UserError if a rule of recipes forbids it.

@@ -43,13 +43,14 @@ std::vector<NamedTime> Prediction::parts() const {
 
 Band band_of(const RunPlan& plan, const plan::Cluster& cluster, double unknown) {
   constexpr double kMostUnknown = 0.1, kUncalibrated = 0.5;
-  if (cluster.uncalibrated()) return {0.4, "uncalibrated: data sheets and assumed efficiencies"};
+  if (cluster.uncalibrated())
+    return {kUncalibratedBand, "uncalibrated: data sheets and assumed efficiencies"};
   if (cluster.calibration.empty())
     return {0.3, "constants fitted to another program's figures (stack " + cluster.stack + ")"};
   // Also the figures of other ranks than those that were measured: with other threads, or another
   // number of them on a host.
   if (unknown > kMostUnknown)
-    return {unknown > kUncalibrated ? 0.4 : 0.3,
+    return {unknown > kUncalibrated ? kUncalibratedBand : 0.3,
             fmt::format("{:.0f} % of the time lies outside of what was measured", 100 * unknown)};
   if (plan.model.experts()) return {0.25, "experts: the rows of each rank depend on the router"};
   return {0.1, "measured times (" + cluster.calibration + ")"};

@@ -39,6 +39,9 @@ struct Prediction {
   double busy(std::string_view axis) const;
 };
 
+// The band of data sheets with the default constants.
+constexpr double kUncalibratedBand = 0.4;
+
 // Returns the first band whose condition holds: a data sheet alone, other precisions or constants
 // of a program, experts, measured times. `unknown` is the share of the time that is extrapolated.
 Band band_of(const RunPlan& plan, const plan::Cluster& cluster, double unknown);

@@ -7,7 +7,9 @@
 #include <fmt/core.h>
 
 #include "base/error.h"
+#include "base/median.h"
 #include "plan/stack_file.h"
+#include "predict/prediction.h"
 #include "predict/robust_fit.h"
 #include "predict/step_model.h"
 
@@ -43,13 +45,6 @@ constexpr StackConstants kDeviation{.gemm = 0.12,
                                     .dp_link = 0.5,
                                     .launch_s = 0.7};
 
-double median(std::vector<double> values) {
-  MT_CHECK(!values.empty(), "the median of nothing");
-  std::ranges::sort(values);
-  const size_t n = values.size();
-  return n % 2 == 1 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
-}
-
 StackConstants constants_from(const FitVector& logs) {
   StackConstants constants;
   size_t i = 0;
@@ -61,9 +56,10 @@ StackConstants constants_from(const FitVector& logs) {
 struct Recorded {
   plan::Cluster cluster;
   std::unique_ptr<const StepModel> model;
-  double step(const FitVector& logs) const {
-    return model->price(SheetCosts(cluster, constants_from(logs))).step_s;
+  double step(const StackConstants& constants) const {
+    return model->price(SheetCosts(cluster, constants)).step_s;
   }
+  double step(const FitVector& logs) const { return step(constants_from(logs)); }
 };
 
 double rate_of(const FittedConfiguration& c, const PublishedRows& all) {
@@ -136,6 +132,7 @@ RowCalibration calibrate_rows(const PublishedRows& all, const RowChoice& choice,
   for (size_t i = 0; i < recorded.size(); ++i) {
     FittedConfiguration& c = out.configurations[i];
     c.fitted = recorded[i].step(fit.unknowns());
+    c.defaults = recorded[i].step(StackConstants());
     FitVector others = weights;
     others[i] = 0;
     c.left_out = recorded[i].step(fit.refit(others));
@@ -184,14 +181,19 @@ std::string summary(const RowCalibration& calibration) {
 std::string rows_text(const RowCalibration& calibration, const RowChoice& choice) {
   std::string text = fmt::format("{} on {}\n\n", choice.stack, enum_name(choice.gpu));
   text +=
-      "| configuration | recompute | rows | measured s | fitted | left out | single MFU |\n"
-      "|---|---|---|---|---|---|---|\n";
+      "| configuration | recompute | rows | measured s | fitted | left out | single MFU | "
+      "defaults |\n|---|---|---|---|---|---|---|---|\n";
   for (const FittedConfiguration& c : calibration.configurations)
-    text += fmt::format("| {} | {} | {} | {:.3f} | {:.3f} | {:.3f} | {:.3f} |\n",
+    text += fmt::format("| {} | {} | {} | {:.3f} | {:.3f} | {:.3f} | {:.3f} | {:.3f} |\n",
                         plan::row_text(*c.rows.front()), c.rows.front()->recompute, c.rows.size(),
                         c.measured, c.fitted / c.measured, c.left_out / c.measured,
-                        c.single_mfu / c.measured);
-  text += "\n" + summary(calibration) + "constants:";
+                        c.single_mfu / c.measured, c.defaults / c.measured);
+  const Errors defaults(calibration, &FittedConfiguration::defaults);
+  text += "\n" + summary(calibration) +
+          fmt::format("with the default constants: {} of {} within {:.0f} %, median {:.1f} %\n",
+                      defaults.within(kUncalibratedBand), defaults.sorted.size(),
+                      100 * kUncalibratedBand, defaults.percentile(0.5)) +
+          "constants:";
   plan::for_each_constant([&](const auto& field) {
     text += fmt::format(" {} {:.3g}", field.name, calibration.constants.*field.member);
   });

@@ -22,6 +22,7 @@ struct FittedConfiguration {
   double fitted = 0;      // with the constants of all configurations
   double left_out = 0;    // with constants that are fitted to all others
   double single_mfu = 0;  // by the median FLOP/s of the others with this precision
+  double defaults = 0;    // with the default constants, as without a stack
 };
 
 struct RowCalibration {
@@ -43,8 +44,8 @@ RowCalibration calibrate_rows(const PublishedRows& rows, const RowChoice& choice
                               const std::function<void(const std::string&)>& progress);
 
 // Returns a table of all configurations in Markdown: predicted / measured with the constants of all
-// configurations, with those of the others, and by a single MFU of the others. A summary and the
-// rows that are left out follow.
+// configurations, with those of the others, by a single MFU of the others, and with the default
+// constants. A summary and the rows that are left out follow.
 std::string rows_text(const RowCalibration& calibration, const RowChoice& choice);
 // Returns a stack file (plan/stack_file.h) that says where its constants come from.
 std::string stack_text(const RowCalibration& calibration, const RowChoice& choice);

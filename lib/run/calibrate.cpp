@@ -19,6 +19,7 @@
 #include "base/file.h"
 #include "base/gpu_facts.h"
 #include "base/ignore_sigpipe.h"
+#include "base/median.h"
 #include "base/rng.h"
 #include "comm/host_collectives.h"
 #include "device/recording/records.h"
@@ -56,8 +57,8 @@ Quartiles quartiles(std::vector<double> x) {
   if (x.empty()) return {};
   std::ranges::sort(x);
   const size_t n = x.size();
-  const double median = n % 2 ? x[n / 2] : (x[n / 2 - 1] + x[n / 2]) / 2;
-  return {median, median > 0 ? (x[n * 3 / 4] - x[n / 4]) / median : 0};
+  const double middle = median(x);
+  return {middle, middle > 0 ? (x[n * 3 / 4] - x[n / 4]) / middle : 0};
 }
 
 // Random tokens: the rows of an embedding are then as far apart as those of a text.

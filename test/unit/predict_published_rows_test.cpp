@@ -1,15 +1,18 @@
 // Reads published speeds, plans them, and fits constants to times that a model with known constants
 // has made.
 #include <fmt/core.h>
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <filesystem>
 #include <fstream>
+#include <map>
 
 #include "base/error.h"
 #include "interchange/model_source.h"
 #include "plan/published_rows.h"
 #include "plan/stack_file.h"
 #include "predict/row_calibration.h"
+#include "predict/row_ranking.h"
 #include "predict/step_model.h"
 
 namespace predict_published_rows_test {
@@ -43,6 +46,11 @@ std::string row(const std::string& more = "", double tokens = 1000) {
           "seq": 4096, "gbs": 16, "mbs": 1, "tp": 1, "pp": 1, "vp": 1, "cp": 1, "ep": 1,
           "strategy": "fsdp2", "tokens_per_s_per_gpu": {}{}}})",
       tokens, more.empty() ? "" : ", " + more);
+}
+
+std::string changed(std::string text, const std::map<std::string, std::string>& changes) {
+  for (const auto& [from, to] : changes) text.replace(text.find(from), from.size(), to);
+  return text;
 }
 
 struct Files {
@@ -119,6 +127,18 @@ TEST_CASE("a published row becomes a plan of the same layout") {
   CHECK(zero.data_parallel.shards == plan::ShardLevel::optimizer);
 }
 
+TEST_CASE("micro-batches that torchtitan does not publish are its default ones") {
+  const auto micro_batch = [](const char* notes) {
+    const std::string text = changed(
+        row(fmt::format(R"("notes": "{}")", notes)),
+        {{R"("source": "mine")", R"("source": "torchtitan")"}, {R"("pp": 1)", R"("pp": 2)"}});
+    return Files().read("[" + text + "]").rows[0].micro_batch;
+  };
+  // A rank of the four that share the batch has four samples, for two pipeline ranks.
+  CHECK(micro_batch("micro-batch and virtual stages not published") == 2);
+  CHECK(micro_batch("1F1B") == 1);
+}
+
 TEST_CASE("the machines of a row are those that it names") {
   const auto cluster = [](const std::string& more) {
     return cluster_of(Files().read("[" + row(more) + "]").rows[0]);
@@ -176,6 +196,40 @@ TEST_CASE("constants are found again from the times that they make") {
     CHECK(c.fitted == Approx(c.measured).epsilon(0.02));
     CHECK(c.left_out == Approx(c.measured).epsilon(0.03));
   }
+}
+
+TEST_CASE("a published layout has a place among the layouts that a search finds") {
+  const auto with = [](const std::string& tp, const std::string& more) {
+    return changed(row(more), {{R"("gpus": 8)", R"("gpus": 16)"},
+                               {R"("gbs": 16)", R"("gbs": 128)"},
+                               {R"("mbs": 1)", R"("mbs": 4)"},
+                               {R"("tp": 1)", R"("tp": )" + tp}});
+  };
+  // Tensor parallelism of 8 sends activations of a model that fits devices without it. `etp` makes
+  // configurations distinct, and changes nothing in models without experts.
+  const Files files;
+  const PublishedRows all =
+      files.read("[" + with("1", R"("etp": 1)") + "," + with("1", R"("etp": 2)") + "," +
+                 with("8", R"("recompute": "none")") + "," + row() + "]");
+  const recipe::ModelSource& models = interchange::model_source();
+  const auto quiet = [](const std::string&) {};
+  const RowCalibration fit =
+      calibrate_rows(all, {.gpu = Gpu::h100, .stack = "mine"}, models, quiet);
+  REQUIRE(fit.configurations.size() == 4);
+  const std::vector<JudgedLayout> judged = judge_layouts(all, fit, models, quiet);
+  REQUIRE(judged.size() == 2);
+  for (const JudgedLayout& j : judged) {
+    CHECK(j.fits);
+    REQUIRE(j.ranked.size() > 3);
+    CHECK(std::ranges::is_sorted(j.ranked, {}, &RankedLayout::step_s));
+  }
+  // Both searches see the same layouts.
+  CHECK(judged[0].ranked[0].step_s == Approx(judged[1].ranked[0].step_s));
+  CHECK(judged[0].over_best() < 1.05);
+  CHECK(judged[0].place() <= 3);
+  CHECK(judged[1].over_best() > 1.05);
+  CHECK(judged[1].place() > 3);
+  CHECK_THAT(judged_text(judged), Contains("1 of 2 published layouts"));
 }
 
 TEST_CASE("a stack file is read as it was written") {
