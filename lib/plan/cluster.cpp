@@ -135,7 +135,7 @@ Cluster read_cluster(const std::string& path, Diagnostics& diagnostics) {
 void grow_cluster(Cluster& c, int64_t world, Diagnostics& diagnostics) {
   if (!c.nodes_are_auto) return;
   c.nodes = std::max<int64_t>(1, ceil_div(world, c.domain_gpus));
-  if (c.nodes > 1 && c.is_cpu() && !c.network_given)
+  if (c.nodes > 1 && c.has_cpus() && !c.network_given)
     diagnostics.add_at(recipe::Severity::error, {c.source, 0, 0}, "network.gbps",
                        fmt::format("is missing, and {} has no data sheet with it: {} ranks need {} "
                                    "hosts of {}",
