@@ -34,6 +34,11 @@ class LaunchCosts {
   // Time for which the launch keeps its stream busy when nothing else runs. `link` is what the
   // ranks of a communication use; null for other launches.
   virtual LaunchCost cost(const LaunchWork& launch, const plan::GroupLink* link) const = 0;
+  // Returns at most what computations of this launch's class and type take that have these FLOPs
+  // together, whatever their names and sizes.
+  virtual double least_seconds(const LaunchWork& launch) const {
+    return cost(launch, nullptr).seconds;
+  }
   // Idle time of a stream between two launches, and the time that the host needs to enqueue one.
   virtual double gap_seconds() const = 0;
   virtual double host_seconds() const = 0;

@@ -111,6 +111,12 @@ SizeCurve::SizeCurve(const std::vector<LaunchPoint>& points) {
     }
     places_.push_back(place);
   }
+  // Ratios between the points are means of theirs.
+  least_ratio_ = std::exp(std::ranges::min_element(places_, {}, &Place::log_ratio)->log_ratio);
+}
+
+double SizeCurve::at_least(double flops) const {
+  return least_ratio_ * (constant_ + per_flop_ * flops);
 }
 
 double SizeCurve::fitted(double flops, double bytes) const {
@@ -160,13 +166,16 @@ MeasuredCosts::MeasuredCosts(plan::Calibration calibration, const plan::Cluster&
                   (cpu->threads == calibration_.threads && cpu->of_host == calibration_.ranks)) {
   std::map<std::pair<LaunchClass, DType>, std::map<std::array<double, 3>, LaunchPoint>> pools;
   for (const plan::LaunchTimes& t : calibration_.launches) {
-    curves_.emplace(std::pair{t.name, t.dtype}, SizeCurve(t.points));
+    const SizeCurve& curve =
+        curves_.emplace(std::pair{t.name, t.dtype}, SizeCurve(t.points)).first->second;
     for (const LaunchPoint& p : t.points) {
       // A file may have names that this program does not know.
       if (p.flops > 0 &&
           std::string_view("mea").find(observe::letter_of(t.name)) == std::string::npos)
         continue;
       const LaunchClass c = class_of({.name = t.name, .dtype = t.dtype, .flops = p.flops});
+      std::vector<const SizeCurve*>& named = named_[{c, t.dtype}];
+      if (named.empty() || named.back() != &curve) named.push_back(&curve);
       pools[{c, t.dtype}].emplace(std::array{p.flops, p.read, p.written}, p);
     }
   }
@@ -196,6 +205,16 @@ LaunchCost MeasuredCosts::compute(const LaunchWork& w) const {
 double MeasuredCosts::stretch(device::StreamKind kind) const {
   const auto found = calibration_.stretches.find(std::string(device::stream_kind_name(kind)));
   return found == calibration_.stretches.end() ? 1 : found->second;
+}
+
+double MeasuredCosts::least_seconds(const LaunchWork& w) const {
+  const std::pair kind{class_of(w), w.dtype};
+  const auto alike = of_class_.find(kind);
+  double least =
+      alike != of_class_.end() ? alike->second.at_least(w.flops) : sheet_.least_seconds(w);
+  if (const auto named = named_.find(kind); named != named_.end())
+    for (const SizeCurve* curve : named->second) least = std::min(least, curve->at_least(w.flops));
+  return least;
 }
 
 bool MeasuredCosts::uses_link(device::StreamKind kind) const {

@@ -25,6 +25,8 @@ class SizeCurve {
 
   // `known` if the size lies in the range of the points, along each of FLOPs and bytes.
   LaunchCost at(double flops, double read, double written) const;
+  // Returns at most what launches take that have these FLOPs together.
+  double at_least(double flops) const;
 
  private:
   struct Place {
@@ -34,6 +36,7 @@ class SizeCurve {
   double fitted(double flops, double bytes) const;
 
   double constant_ = 0, per_flop_ = 0, per_byte_ = 0;
+  double least_ratio_ = 1;
   double low_[3], high_[3];
   std::vector<Place> places_;
 };
@@ -61,6 +64,7 @@ class MeasuredCosts : public LaunchCosts {
   // A launch that was not measured takes the time of launches of its class and type with such a
   // size, and is unknown. Without any, it takes that of the cluster's data sheet.
   LaunchCost cost(const LaunchWork& launch, const plan::GroupLink* link) const override;
+  double least_seconds(const LaunchWork& launch) const override;
   double gap_seconds() const override { return calibration_.gap_s; }
   double host_seconds() const override { return calibration_.host_s; }
   double idle_share() const override { return calibration_.idle_share; }
@@ -78,6 +82,8 @@ class MeasuredCosts : public LaunchCosts {
   const bool same_ranks_;
   std::map<std::pair<std::string, DType>, SizeCurve, std::less<>> curves_;
   std::map<std::pair<LaunchClass, DType>, SizeCurve> of_class_;
+  // The curves of `curves_` by class.
+  std::map<std::pair<LaunchClass, DType>, std::vector<const SizeCurve*>> named_;
 };
 
 }  // namespace mtrain::predict

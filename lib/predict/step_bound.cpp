@@ -53,9 +53,10 @@ class Bounds {
   }
 
   double seconds(std::string_view name, DType dtype, double flops, double bytes) const {
-    return costs_
-        .cost({.name = name, .dtype = dtype, .flops = flops, .read = bytes, .written = 0}, nullptr)
-        .seconds;
+    const LaunchWork work{
+        .name = name, .dtype = dtype, .flops = flops, .read = bytes, .written = 0};
+    return flops > 0 && !guessing_ ? costs_.least_seconds(work)
+                                   : costs_.cost(work, nullptr).seconds;
   }
   // A GEMM may read its operands in 8 bits, which devices without 8-bit units are slower at.
   double gemm(double M, double N, double K) const {

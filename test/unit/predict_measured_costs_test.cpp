@@ -83,6 +83,36 @@ LaunchWork sent(const char* name, StreamKind stream, double bytes) {
 
 }  // namespace
 
+TEST_CASE("no launch takes less than its class at least") {
+  std::mt19937 random(17);
+  std::uniform_real_distribution<double> noise(-1, 1), size(10, 500);
+  for (int round = 0; round < 20; ++round) {
+    plan::Calibration c = calibration();
+    c.launches.clear();
+    for (const char* name : {"matmul_up_fwd", "matmul_down_fwd", "matmul_qkv_dgrad"}) {
+      plan::LaunchTimes times{.name = name, .dtype = DType::f32, .points = gemms()};
+      for (LaunchPoint& p : times.points) p.seconds *= std::exp(noise(random));
+      c.launches.push_back(std::move(times));
+    }
+    const MeasuredCosts costs(c, cluster(), {}, {});
+    bool faster_than_class = false;
+    for (int i = 0; i < 100; ++i)
+      for (const char* name :
+           {"matmul_up_fwd", "matmul_down_fwd", "matmul_qkv_dgrad", "matmul_other"}) {
+        const LaunchWork w = gemm(name, DType::f32, size(random), size(random), size(random));
+        LaunchWork of_class = w, half = w;
+        of_class.name = "matmul";
+        half.flops /= 2;
+        const double least = costs.least_seconds(of_class), one = costs.cost(w, nullptr).seconds;
+        CHECK(least > 0);
+        CHECK(least <= one);
+        CHECK(least <= 2 * costs.cost(half, nullptr).seconds);
+        faster_than_class |= one < costs.cost(of_class, nullptr).seconds;
+      }
+    CHECK(faster_than_class);  // the cost of the class alone is not a bound
+  }
+}
+
 TEST_CASE("a curve is exact at its points, whatever their times are") {
   std::mt19937 random(5);
   std::uniform_real_distribution<double> exponent(-2, 9), noise(-3, 3);

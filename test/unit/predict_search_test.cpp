@@ -1,18 +1,25 @@
 // Searches for layouts: pruning finds what trying everything finds, bounds hold, and quick checks
 // of a layout agree with loading its recipe in full.
 #include <algorithm>
+#include <array>
+#include <limits>
 #include <map>
+#include <memory>
 #include <random>
+#include <tuple>
 
-#include <fmt/core.h>
+#include <fmt/format.h>
 #include <catch2/catch.hpp>
 
 #include "base/error.h"
 #include "interchange/model_source.h"
 #include "plan/change_layout.h"
 #include "plan/load_recipe.h"
+#include "predict/launch_class.h"
 #include "predict/layout_search.h"
+#include "predict/measured_costs.h"
 #include "predict/pruned_search.h"
+#include "predict/recorded_step.h"
 #include "predict/sheet_costs.h"
 #include "predict/step_bound.h"
 #include "predict/step_model.h"
@@ -51,15 +58,61 @@ Planned planned(int64_t ranks, std::vector<std::string> settings = {}) {
   return {std::move(source), std::move(trial->recipe), std::move(trial->plan)};
 }
 
-plan::Cluster cluster(double memory_gib = 4) {
+plan::Cluster cluster(double memory_gib = 4, int64_t domain = 4, int64_t gbps = 32) {
   Diagnostics diagnostics;
   plan::Cluster c = plan::read_cluster_text(
       fmt::format("gpu: {{kind: cpu, memory_gib: {}, peak_tflops: {{fp32: 0.1, bf16: 0.1}}}}\n"
-                  "domain: {{gpus: 4, gbps: 32}}\nnetwork: {{gbps: 8}}\nnodes: 8\n",
-                  memory_gib),
+                  "domain: {{gpus: {}, gbps: {}}}\nnetwork: {{gbps: 8}}\nnodes: 8\n",
+                  memory_gib, domain, gbps),
       "cluster.yaml", diagnostics);
   diagnostics.throw_if_errors();
   return c;
+}
+
+// Keeps which launches a prediction asks for.
+class AskedCosts : public LaunchCosts {
+ public:
+  struct Asked {
+    std::string name;
+    LaunchWork work;
+  };
+  LaunchCost cost(const LaunchWork& w, const plan::GroupLink*) const override {
+    asked.push_back({std::string(w.name), w});
+    return {.seconds = 1e-6};
+  }
+  double gap_seconds() const override { return 0; }
+  double host_seconds() const override { return 0; }
+  double slowdown(device::StreamKind) const override { return 0; }
+  mutable std::vector<Asked> asked;
+};
+
+// A calibration with made-up times of most of a plan's launches: those of a name are up to twice as
+// fast or as slow as others of their class.
+MeasuredCosts measured(const RunPlan& plan, const plan::Cluster& c, std::mt19937& random) {
+  const SheetCosts sheet(c, {});
+  const AskedCosts seen;
+  StepModel(plan, c).price(seen);
+  const auto factor = [&] { return std::exp2(double(random() % 2001) / 1000 - 1); };
+  plan::Calibration calibration{.gap_s = 2e-6, .slowdowns = {{"dp_grad", 0.3}, {"tp", 0.1}}};
+  for (const auto& [name, w] : seen.asked) {
+    if (w.wire_bytes > 0 || communicates(w.stream.kind)) continue;
+    const bool known = calibration.find(name, w.dtype);
+    if (!known && random() % 4 == 0) continue;
+    if (!known) calibration.launches.push_back({.name = name, .dtype = w.dtype});
+    for (plan::LaunchTimes& t : calibration.launches) {
+      if (t.name != name || t.dtype != w.dtype) continue;
+      const double own = factor();
+      for (const double scale : {0.5, 1.0, 4.0}) {
+        plan::LaunchPoint p{scale * w.flops, scale * w.read, scale * w.written};
+        LaunchWork scaled = w;
+        scaled.name = name;
+        scaled.flops = p.flops, scaled.read = p.read, scaled.written = p.written;
+        p.seconds = (1e-6 + sheet.cost(scaled, nullptr).seconds) * own * std::sqrt(factor());
+        t.points.push_back(p);
+      }
+    }
+  }
+  return MeasuredCosts(std::move(calibration), c, {}, {});
 }
 
 }  // namespace
@@ -192,6 +245,76 @@ TEST_CASE("no bound of a step is above its prediction") {
       CHECK(step_bound(trial->plan, c, costs).seconds <= played * (1 + 1e-9));
     }
   }
+}
+
+TEST_CASE("a search of small real problems finds what predicting every layout finds") {
+  std::mt19937 random(11);
+  const auto one_of = [&](const auto& list) { return list[random() % std::size(list)]; };
+  constexpr size_t kProblems = 50, kMostChoices = 40;
+  size_t played = 0, predicted = 0;
+  for (size_t problem = 0; problem < kProblems;) {
+    const bool experts = problem % 2 == 1;
+    std::vector<std::string> settings{
+        fmt::format("model.num_layers={}", one_of(std::array{2, 4})),
+        fmt::format("model.hidden_size={}", one_of(std::array{64, 256, 1024})),
+        fmt::format("model.ffn_hidden_size={}", one_of(std::array{96, 512, 4096})),
+        fmt::format("dataset.seq_length={}", one_of(std::array{32, 256, 2048})),
+        fmt::format("distributed.strategy={}", one_of(std::array{"fsdp2", "megatron_ddp"}))};
+    if (experts)
+      settings.insert(settings.end(), {"model.moe.num_experts=4", "model.moe.ffn_hidden_size=384",
+                                       "model.moe.router_topk=2"});
+    const Planned p = planned(one_of(std::array{2, 4, 8}), settings);
+    const plan::Cluster c = cluster(4, one_of(std::array{2, 4}), one_of(std::array{4, 32, 400}));
+    LayoutSearch search{.top = one_of(std::array<size_t, 3>{1, 3, 10}),
+                        .most_plays = std::numeric_limits<size_t>::max()};
+    search.fields.free.clear();
+    for (int i = 0; i < 3; ++i)
+      search.fields.free.insert(one_of(
+          std::array{LayoutField::tp, LayoutField::pp, LayoutField::ep, LayoutField::stages,
+                     LayoutField::schedule, LayoutField::strategy, LayoutField::zero,
+                     LayoutField::replicas, LayoutField::micro_batch, LayoutField::recompute}));
+    LayoutSpace space(p.source, p.recipe, p.plan.layout, c.domain_gpus, search.fields);
+    if (space.choices().size() < 4 || space.choices().size() > kMostChoices) continue;
+    INFO("problem " << problem << ", " << p.plan.layout.world << " ranks, "
+                    << fmt::format("{}", fmt::join(settings, " ")));
+    std::unique_ptr<LaunchCosts> costs;
+    if (problem % 3 == 0)
+      costs = std::make_unique<MeasuredCosts>(measured(p.plan, c, random));
+    else
+      costs = std::make_unique<SheetCosts>(c, plan::StackConstants{});
+    ++problem;
+    using Sizes = std::tuple<int64_t, int64_t, int64_t, int64_t>;
+    const bool sizes = search.fields.free.contains(LayoutField::tp) ||
+                       search.fields.free.contains(LayoutField::pp) ||
+                       search.fields.free.contains(LayoutField::ep);
+    std::map<std::pair<Sizes, size_t>, std::pair<double, size_t>> best;
+    for (size_t i = 0; i < space.choices().size(); ++i) {
+      const LayoutChoice& choice = space.choices()[i];
+      const auto trial = plan::plan_trial(p.source, space.change(choice), kVocab);
+      if (!trial || !recording_obstacle(trial->plan).empty() ||
+          trial->plan.fullest().total() > c.usable_bytes())
+        continue;
+      const double step = StepModel(trial->plan, c).price(*costs).step_s;
+      ++predicted;
+      INFO(space.change(choice).words());
+      CHECK(step_bound(trial->plan, c, *costs).seconds <= step * (1 + 1e-9));
+      const Sizes key{choice.tp, choice.pp, choice.cp, choice.ep};
+      const auto [at, added] = best.try_emplace({sizes ? key : Sizes{}, sizes ? 0 : i}, step, i);
+      if (!added) at->second = std::min(at->second, {step, i});
+    }
+    std::vector<std::pair<double, size_t>> all;
+    for (const auto& [key, value] : best) all.push_back(value);
+    std::ranges::sort(all);
+    if (all.size() > search.top) all.resize(search.top);
+    const LayoutRanking found = search_layouts(p.source, p.recipe, p.plan, c, *costs, search);
+    REQUIRE(found.ranked.size() == all.size());
+    for (size_t i = 0; i < all.size(); ++i) {
+      CHECK(found.ranked[i].choice == space.choices()[all[i].second]);
+      CHECK(found.ranked[i].step_s == all[i].first);
+    }
+    played += found.played;
+  }
+  CHECK(played < predicted);  // bounds left out some
 }
 
 TEST_CASE("a search ranks the layouts of a recipe, and counts the others by reason") {
