@@ -207,7 +207,7 @@ class FlushTrace {
       const std::string scope = to_string(a);
       for (const schedule::LaneTime* lane : of_action_[i]) {
         const auto [stream, name] = stream_of(*lane, a);
-        // A receive seems to begin when its message is ready, also behind other ones.
+        // The times of a receive begin when its message is ready, before earlier ones have arrived.
         double& last = lane_ends_[stream];
         if (lane->end > last)
           trace_.span(name, stream, at_ + std::max(lane->begin, last), at_ + lane->end, scope);
