@@ -115,8 +115,8 @@ int64_t data_parallel(const PublishedRow& row) {
   return row.gpus / (*row.tp * row.pp.value_or(1) * *row.cp);
 }
 
-// torchtitan splits a rank's batch into as many micro-batches as the pipeline has ranks, unless it
-// is told otherwise.
+// torchtitan splits a rank's batch into as many micro-batches as the pipeline has ranks, unless its
+// settings have another number.
 void use_default_micro_batch(PublishedRow& row) {
   const bool unknown = has(row.notes, "micro-batch") && has(row.notes, "not published");
   if (row.source != "torchtitan" || !unknown || !row.batch || !row.tp || !row.cp) return;
