@@ -28,8 +28,6 @@ std::string layout_words(const RankedLayout& r) {
   return text;
 }
 
-namespace {
-
 std::string duration_text(double seconds) {
   return seconds >= 1 ? fmt::format("{:.3g} s", seconds) : fmt::format("{:.3g} ms", 1e3 * seconds);
 }

@@ -83,7 +83,7 @@ std::vector<JudgedLayout> judge_layouts(const PublishedRows& rows,
   std::set<std::pair<int64_t, std::vector<std::string>>> known;
   for (const FittedConfiguration& c : calibration.configurations) {
     const PublishedRow& row = *c.rows.front();
-    const PublishedModel& model = *rows.model_of(row);
+    const plan::PublishedModel& model = *rows.model_of(row);
     if (c.experts || row.gpus < kLeastGpus) continue;
     const plan::RecipeSource source = plan::source_of(row, model, models);
     if (!known.emplace(row.gpus, source.settings).second) continue;
