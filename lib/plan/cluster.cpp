@@ -96,6 +96,12 @@ Cluster resolve(const recipe::ClusterConfig& c, const std::string& source,
 
 }  // namespace
 
+double Cluster::peak_flops(DType compute, int64_t threads) const {
+  const bool fp32 = compute == DType::f32 || (is_cpu() && compute == DType::f16);
+  const auto cores = double(is_cpu() ? std::max<int64_t>(1, threads) : 1);
+  return cores * (fp32 ? fp32_flops : bf16_flops);
+}
+
 Cluster read_cluster_text(const std::string& text, const std::string& source,
                           Diagnostics& diagnostics) {
   // The places of a cluster file's fields are not those of a recipe, which may have the same names.
