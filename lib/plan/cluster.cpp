@@ -101,6 +101,12 @@ Cluster resolve(const recipe::ClusterConfig& c, const std::string& source,
 
 }  // namespace
 
+double Cluster::peak_flops(DType compute, int64_t threads) const {
+  const bool fp32 = compute == DType::f32 || (has_cpus() && compute == DType::f16);
+  const auto cores = double(has_cpus() ? std::max<int64_t>(1, threads) : 1);
+  return cores * (fp32 ? fp32_flops : bf16_flops);
+}
+
 Cluster read_cluster_text(const std::string& text, const std::string& source,
                           Diagnostics& diagnostics) {
   // The places of a cluster file's fields are not those of a recipe, which may have the same names.

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "base/dtype.h"
 #include "mesh/mesh.h"
 #include "recipe/recipe.h"
 #include "recipe/schema/cluster.h"
@@ -34,6 +35,9 @@ struct Cluster {
   int64_t gpus() const { return domain_gpus * nodes; }
   bool has_cpus() const { return kind == recipe::kCpuKind; }
   double usable_bytes() const { return usable * memory_bytes; }
+  // Peak in FLOP/s of a rank that computes in this type. A rank on CPUs has a core for each of its
+  // threads, and computes fp16 as fp32.
+  double peak_flops(DType compute, int64_t threads) const;
   // Neither measured times nor fitted constants: a prediction has data sheets alone.
   bool uncalibrated() const { return calibration.empty() && stack.empty(); }
 };

@@ -21,8 +21,8 @@ class Contention {
   struct Interval {
     double begin, end, slowdown;
   };
-  const ByStreamKind slowdown_;
-  const bool any_;
+  ByStreamKind slowdown_;
+  bool any_;
   std::vector<Interval> intervals_;
 };
 

@@ -1,6 +1,5 @@
 #include "predict/prediction.h"
 
-#include <algorithm>
 #include <array>
 
 namespace mtrain::predict {
@@ -57,11 +56,7 @@ Band band_of(const RunPlan& plan, const plan::Cluster& cluster, double unknown) 
 }
 
 double peak_flops(const RunPlan& plan, const plan::Cluster& cluster) {
-  // CPUs compute fp16 as fp32, and a CPU of a cluster file is one core.
-  const bool fp32 =
-      plan.compute_dtype == DType::f32 || (cluster.has_cpus() && plan.compute_dtype == DType::f16);
-  const auto cores = double(cluster.has_cpus() ? std::max<int64_t>(1, plan.device.threads) : 1);
-  return cores * (fp32 ? cluster.fp32_flops : cluster.bf16_flops);
+  return cluster.peak_flops(plan.compute_dtype, plan.device.threads);
 }
 
 }  // namespace mtrain::predict

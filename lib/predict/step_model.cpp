@@ -475,7 +475,7 @@ class StepModel::Recording {
     return all;
   }
 
-  // Makes each action longer by what communication outside of it slows it down in the mean.
+  // Makes each action longer by what communication outside of it slows it down on average.
   void slow_down(PlayedTimes& p, const LaunchPrices& prices) const {
     struct Sum {
       double seconds = 0;
