@@ -532,12 +532,14 @@ std::vector<std::string> LayoutSpace::size_change(const LayoutChoice& c, const R
   return change.settings;
 }
 
-void LayoutSpace::add_recomputation(const LayoutChoice& c, const Recipe& base,
+void LayoutSpace::add_recomputation(const LayoutChoice& c, const Recipe& base, Defaults defaults,
                                     std::vector<std::string>& settings) const {
   if (c.recompute == own_.recompute) return;
   if (c.recompute != RecomputeGranularity::full)
-    for (const char* path : {"recompute.method", "recompute.num_layers"})
-      if (base.given(path)) settings.push_back(std::string("~") + path);
+    for (const auto& [path, filled] : {std::pair{"recompute.method", !!base.recompute.method},
+                                       {"recompute.num_layers", !!base.recompute.num_layers}})
+      if (base.given(path) || (defaults == Defaults::stay && filled))
+        settings.push_back(std::string("~") + path);
   settings.push_back(fmt::format("recompute.granularity={}", enum_name(c.recompute)));
   if (c.recompute != RecomputeGranularity::full) return;
   settings.emplace_back("recompute.method=uniform");
@@ -549,7 +551,7 @@ Change LayoutSpace::change(const LayoutChoice& c) const {
   Recipe base = recipe_;
   for (const std::string& setting : change.settings) apply(setting, base);
   std::vector<std::string> sizes = size_change(c, base);
-  add_recomputation(c, base, sizes);
+  add_recomputation(c, base, Defaults::anew, sizes);
   change.add({.settings = std::move(sizes)});
   return change;
 }
@@ -578,7 +580,7 @@ const Recipe& LayoutSpace::recipe(const LayoutChoice& c) {
     base->settings = size_change(c, base->recipe);
   }
   std::vector<std::string> settings = base->settings;
-  add_recomputation(c, base->recipe, settings);
+  add_recomputation(c, base->recipe, Defaults::stay, settings);
   base->changed.set(settings, base->recipe);
   return base->changed.recipe();
 }

@@ -164,7 +164,9 @@ class LayoutSpace {
   // The settings that make the recipe use a strategy, those of sizes, and those of recomputation.
   std::vector<std::string> strategy_change(const LayoutChoice& choice) const;
   std::vector<std::string> size_change(const LayoutChoice& choice, const Recipe& base) const;
-  void add_recomputation(const LayoutChoice& choice, const Recipe& base,
+  // Whether settings are made in a recipe that already has its defaults, or before they are found.
+  enum class Defaults { stay, anew };
+  void add_recomputation(const LayoutChoice& choice, const Recipe& base, Defaults defaults,
                          std::vector<std::string>& settings) const;
 
   const RecipeSource source_;

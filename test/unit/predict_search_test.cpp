@@ -247,6 +247,18 @@ TEST_CASE("no bound of a step is above its prediction") {
   }
 }
 
+TEST_CASE("a search from full recomputation also tries less of it") {
+  const Planned p = planned(2, {"recompute.granularity=full"});
+  const plan::Cluster c = cluster();
+  LayoutSearch search;
+  search.fields.free = {LayoutField::recompute};
+  const LayoutRanking r = search_layouts(p.source, p.recipe, p.plan, c, SheetCosts(c, {}), search);
+  CHECK(r.candidates == 3);
+  CHECK(r.legal == r.candidates);
+  REQUIRE_FALSE(r.ranked.empty());
+  CHECK(r.ranked[0].choice.recompute == recipe::RecomputeGranularity::none);
+}
+
 TEST_CASE("a search of small real problems finds what predicting every layout finds") {
   std::mt19937 random(11);
   const auto one_of = [&](const auto& list) { return list[random() % std::size(list)]; };
