@@ -2,7 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "predict/ranking_text.h"
+#include "layout_json.h"
 
 namespace mtrain {
 
@@ -10,26 +10,16 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-Json layout_json(const std::optional<predict::RankedLayout>& layout) {
-  if (!layout) return nullptr;
-  return {{"layout", predict::layout_words(*layout)},
-          {"tp", layout->choice.tp},
-          {"pp", layout->choice.pp},
-          {"cp", layout->choice.cp},
-          {"ep", layout->choice.ep},
-          {"step_s", layout->step_s},
-          {"tokens_per_s", layout->tokens_per_s},
-          {"mfu", layout->mfu},
-          {"memory_bytes", layout->memory},
-          {"settings", layout->change.settings}};
+Json optional_layout_json(const std::optional<predict::RankedLayout>& layout) {
+  return layout ? layout_json(*layout) : Json();
 }
 
 Json advice_json(const predict::GuideAdvice& advice, const ClusterPlan& planned) {
   Json j;
   j["ranks"] = planned.plan.layout.world;
   j["cluster"] = planned.cluster.source;
-  j["recipe"] = layout_json(advice.own);
-  j["fastest"] = layout_json(advice.best);
+  j["recipe"] = optional_layout_json(advice.own);
+  j["fastest"] = optional_layout_json(advice.best);
   j["band"] = {{"share", advice.band.share}, {"reason", advice.band.reason}};
   j["rows"] = Json::array();
   for (const predict::RowAdvice& row : advice.rows)
@@ -38,8 +28,8 @@ Json advice_json(const predict::GuideAdvice& advice, const ClusterPlan& planned)
                          {"verdict", enum_name(row.verdict)},
                          {"proven", row.proven},
                          {"recipe_within", row.recipe_within},
-                         {"within", layout_json(row.within.best)},
-                         {"outside", layout_json(row.outside.best)}});
+                         {"within", optional_layout_json(row.within.best)},
+                         {"outside", optional_layout_json(row.outside.best)}});
   j["other_rows"] = Json::array();
   for (const plan::GuideRow* row : advice.others) j["other_rows"].push_back(row->condition);
   return j;

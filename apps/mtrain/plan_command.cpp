@@ -15,6 +15,7 @@
 #include "base/terminal.h"
 #include "cluster_plan.h"
 #include "commands.h"
+#include "layout_json.h"
 #include "plan_advice.h"
 #include "predict/cluster_costs.h"
 #include "predict/layout_search.h"
@@ -64,26 +65,6 @@ std::string prediction_json(const predict::Prediction& p, const ClusterPlan& pla
     if (d.severity == recipe::Severity::warning)
       j["warnings"].push_back(d.field.empty() ? d.reason : d.field + ": " + d.reason);
   return j.dump(2) + "\n";
-}
-
-nlohmann::ordered_json layout_json(const predict::RankedLayout& r) {
-  nlohmann::ordered_json j;
-  j["settings"] = r.change.settings;
-  for (const auto& [field, name] : enum_names(plan::LayoutField{})) {
-    const std::string value = r.choice.show(field);
-    nlohmann::ordered_json& of_field = j["layout"][std::string(name)];
-    if (const auto number = nlohmann::ordered_json::parse(value, nullptr, false);
-        number.is_number())
-      of_field = number;
-    else
-      of_field = value;
-  }
-  j["dp"] = r.dp;
-  j["step_s"] = r.step_s;
-  j["tokens_per_s"] = r.tokens_per_s;
-  j["mfu"] = r.mfu;
-  j["memory_bytes"] = r.memory;
-  return j;
 }
 
 nlohmann::ordered_json layouts_json(const std::vector<predict::RankedLayout>& layouts) {

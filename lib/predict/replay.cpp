@@ -128,7 +128,7 @@ struct Interval {
   double begin, end;
 };
 
-// How far other ranks are behind. They fall behind while they compute, and are even again once
+// By how much other ranks are later. They lose time while they compute, and are even again once
 // compute has waited for their communication.
 class LateRanks {
  public:
@@ -164,51 +164,57 @@ double remove(const std::vector<Interval>& runs, std::vector<Interval>& left) {
   return removed;
 }
 
+struct ReplayedItem {
+  double end = 0;
+  double late = 0;                 // how long it waited for other ranks
+  double computed = 0, ready = 0;  // the computing before it: how much, and until when
+};
+
+struct ReplayedStream {
+  device::StreamKind kind;
+  double free = 0, computed = 0, ready = 0;
+  std::vector<ReplayedItem> items{};
+  std::vector<Interval> runs{};  // of its launches, if it communicates
+};
+
+// Compute is idle from `begin` on, until an item of a stream has ended. Only the times in which
+// communication runs are exposed: first that of the stream itself, then what it may have waited
+// for.
+void add_wait(double begin, const ReplayedItem& item, const ReplayedStream& waited,
+              const std::vector<ReplayedStream>& streams, ReplayTimes& times) {
+  std::vector<Interval> left{{begin, item.end}};
+  const auto expose = [&](const ReplayedStream& s) {
+    if (!s.runs.empty()) times.exposed[size_t(s.kind)] += remove(s.runs, left);
+  };
+  expose(waited);
+  for (const ReplayedStream& s : streams) expose(s);
+  double rest = 0;
+  for (const Interval& i : left) rest += i.end - i.begin;
+  const double idle = std::min(rest, item.late);
+  times.idle += idle;
+  times.gaps += rest - idle;
+}
+
 }  // namespace
 
 ReplayTimes replay(const LaunchSequence& sequence, const LaunchList& list,
                    const LaunchPrices& prices, ReplayEnd until, std::vector<ReplaySpan>* spans) {
-  struct Item {
-    double end = 0;
-    double late = 0;                 // how long it waited for other ranks
-    double computed = 0, ready = 0;  // the computing before it: how much, and until when
-  };
-  struct Stream {
-    device::StreamKind kind;
-    double free = 0, computed = 0, ready = 0;
-    std::vector<Item> items{};
-    std::vector<Interval> runs{};  // of its launches, if it communicates
-  };
-  std::vector<Stream> streams;
+  std::vector<ReplayedStream> streams;
   for (const device::StreamId id : sequence.streams()) streams.push_back({id.kind});
   ReplayTimes times;
   Contention contention(prices.slowdown);
   LateRanks late_ranks(prices.idle_share);
   double host = 0;
-  // Compute is idle, and waits for an item of a stream. Only the times in which communication runs
-  // are exposed: first that of the stream itself, then what the stream may have waited for.
-  const auto waits = [&](double begin, double end, const Stream& waited, const Item& item) {
-    std::vector<Interval> left{{begin, end}};
-    const auto expose = [&](const Stream& s) {
-      if (!s.runs.empty()) times.exposed[size_t(s.kind)] += remove(s.runs, left);
-    };
-    expose(waited);
-    for (const Stream& s : streams) expose(s);
-    double rest = 0;
-    for (const Interval& i : left) rest += i.end - i.begin;
-    const double idle = std::min(rest, item.late);
-    times.idle += idle;
-    times.gaps += rest - idle;
-  };
   for (const LaunchSequence::Item& item : sequence.items()) {
-    Stream& s = streams[item.stream];
+    ReplayedStream& s = streams[item.stream];
     const bool computes = s.kind == device::StreamKind::compute;
     double began = s.free, late = 0;
     if (item.waits_for >= 0) {
-      const Stream& other = streams[size_t(item.waits_for)];
-      const Item over = item.waits_item > 0 ? other.items[item.waits_item - 1] : Item{};
+      const ReplayedStream& other = streams[size_t(item.waits_for)];
+      const ReplayedItem over =
+          item.waits_item > 0 ? other.items[item.waits_item - 1] : ReplayedItem{};
       if (computes && over.end > s.free) {
-        waits(s.free, over.end, other, over);
+        add_wait(s.free, over, other, streams, times);
         late_ranks.even_at(over.computed);
       }
       s.free = std::max(s.free, over.end);
@@ -216,36 +222,36 @@ ReplayTimes replay(const LaunchSequence& sequence, const LaunchList& list,
       s.ready = std::max(s.ready, over.ready);
     } else {
       host += prices.host;
-      const double seconds = prices.seconds[item.launch],
-                   begin = std::max(s.free + prices.gap, host);
+      const double seconds = prices.seconds[item.launch];
+      began = std::max(s.free + prices.gap, host);
       if (inside_layers(s.kind))
-        late = std::max(0.0, s.ready + late_ranks.seconds(s.computed) - begin);
-      double end = begin + late + seconds;
-      began = begin + late;
+        late = std::max(0.0, s.ready + late_ranks.seconds(s.computed) - began);
+      began += late;
+      double end = began + seconds;
       if (computes) {
-        end = contention.end_of(begin, seconds);
-        times.gaps += begin - s.free;
-        times.compute[size_t(list.class_of(item.launch))] += end - begin;
-        s.computed += end - begin;
+        end = contention.end_of(began, seconds);
+        times.gaps += began - s.free;
+        times.compute[size_t(list.class_of(item.launch))] += end - began;
+        s.computed += end - began;
       } else {
-        contention.runs(s.kind, begin + late, end);
-        if (communicates(s.kind) && seconds > 0) s.runs.push_back({begin + late, end});
+        contention.runs(s.kind, began, end);
+        if (communicates(s.kind) && seconds > 0) s.runs.push_back({began, end});
       }
-      times.busy[size_t(s.kind)] += end - begin - late;
-      if (!prices.known[item.launch]) times.unknown += end - begin - late;
+      times.busy[size_t(s.kind)] += end - began;
+      if (!prices.known[item.launch]) times.unknown += end - began;
       s.free = end;
       if (computes) s.ready = end;
     }
     s.items.push_back({.end = s.free, .late = late, .computed = s.computed, .ready = s.ready});
     if (spans) spans->push_back({began, s.free});
   }
-  const Stream* last = nullptr;
-  for (const Stream& s : streams) {
+  const ReplayedStream* last = nullptr;
+  for (const ReplayedStream& s : streams) {
     if (s.kind == device::StreamKind::compute) times.seconds = std::max(times.seconds, s.free);
     if (!last || s.free > last->free) last = &s;
   }
   if (until == ReplayEnd::all_streams && last && last->free > times.seconds) {
-    waits(times.seconds, last->free, *last, last->items.back());
+    add_wait(times.seconds, last->items.back(), *last, streams, times);
     times.seconds = last->free;
   }
   return times;

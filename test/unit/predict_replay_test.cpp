@@ -106,7 +106,7 @@ TEST_CASE("communication is exposed while compute waits for it") {
 TEST_CASE("ranks that share layers wait for later ones") {
   NamedCosts costs;
   costs.idle = 0.1;
-  // After 10 s the others are 1 s behind, and 2 s later another 0.2 s. The second all-reduce of the
+  // After 10 s the others are 1 s late, and 2 s later another 0.2 s. The second all-reduce of the
   // pair finds them even.
   const ReplayTimes t = Script()
                             .gemm(10)
