@@ -111,6 +111,13 @@ void write_layout(const PlanOptions& o, const predict::LayoutRanking& ranking,
   write_file_atomic(o.output, print_recipe(trial->recipe, false));
 }
 
+std::unique_ptr<const predict::LaunchCosts> costs_of(ClusterPlan& planned) {
+  auto costs =
+      predict::costs_for(planned.cluster, planned.plan, folders_of_recipes(), planned.diagnostics);
+  recipe::throw_mistakes(planned.diagnostics, "in what the cluster was measured by");
+  return costs;
+}
+
 void show_search(const PlanOptions& o) {
   Diagnostics mistakes;
   predict::LayoutSearch search{
@@ -125,9 +132,7 @@ void show_search(const PlanOptions& o) {
     mistakes.add("--timeline", "a search draws none", "predict a ranked layout by its settings");
   recipe::throw_mistakes(mistakes, "on the command line");
   ClusterPlan planned = plan_on_cluster(o);
-  const auto costs =
-      predict::costs_for(planned.cluster, planned.plan, folders_of_recipes(), planned.diagnostics);
-  planned.diagnostics.throw_if_errors();
+  const auto costs = costs_of(planned);
   const predict::LayoutRanking ranking = predict::search_layouts(
       planned.source, planned.recipe, planned.plan, planned.cluster, *costs, search);
   const int width = line_width(STDOUT_FILENO);
@@ -142,11 +147,9 @@ void show_advice(const PlanOptions& o) {
   Diagnostics mistakes;
   const predict::LayoutSearch search{.fields = plan::SearchFields::parse(o.free, o.fixed, mistakes),
                                      .most_plays = o.plays};
-  mistakes.throw_if_errors();
+  recipe::throw_mistakes(mistakes, "on the command line");
   ClusterPlan planned = plan_on_cluster(o);
-  const auto costs =
-      predict::costs_for(planned.cluster, planned.plan, folders_of_recipes(), planned.diagnostics);
-  planned.diagnostics.throw_if_errors();
+  const auto costs = costs_of(planned);
   std::fputs(plan_advice(planned, *costs, search, o.json, line_width(STDOUT_FILENO)).c_str(),
              stdout);
 }
@@ -169,7 +172,7 @@ void check_words(const CLI::App& command, const PlanOptions& o) {
   if (!o.timeline.empty() && !predict::timeline_format(o.timeline))
     mistakes.add("--timeline", o.timeline + " is neither a picture nor a trace",
                  "write a name that ends in .svg, .html or .json");
-  mistakes.throw_if_errors();
+  recipe::throw_mistakes(mistakes, "on the command line");
 }
 
 void show_plan(const PlanOptions& o) {
@@ -177,9 +180,7 @@ void show_plan(const PlanOptions& o) {
   if (o.search) return show_search(o);
   const auto format = predict::timeline_format(o.timeline);
   ClusterPlan planned = plan_on_cluster(o);
-  const auto costs =
-      predict::costs_for(planned.cluster, planned.plan, folders_of_recipes(), planned.diagnostics);
-  planned.diagnostics.throw_if_errors();
+  const auto costs = costs_of(planned);
   const predict::StepModel model(
       planned.plan, planned.cluster,
       format ? predict::parts_for_timeline(planned.plan) : predict::RecordedParts::few);
