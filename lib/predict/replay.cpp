@@ -166,7 +166,6 @@ double remove(const std::vector<Interval>& runs, std::vector<Interval>& left) {
 
 struct ReplayedItem {
   double end = 0;
-  double late = 0;                 // how long it waited for other ranks
   double computed = 0, ready = 0;  // the computing before it: how much, and until when
 };
 
@@ -174,7 +173,8 @@ struct ReplayedStream {
   device::StreamKind kind;
   double free = 0, computed = 0, ready = 0;
   std::vector<ReplayedItem> items{};
-  std::vector<Interval> runs{};  // of its launches, if it communicates
+  std::vector<Interval> runs{};   // of its launches, if it communicates
+  std::vector<Interval> lates{};  // in which they wait for other ranks
 };
 
 // Compute is idle from `begin` on, until an item of a stream has ended. Only the times in which
@@ -188,11 +188,8 @@ void add_wait(double begin, const ReplayedItem& item, const ReplayedStream& wait
   };
   expose(waited);
   for (const ReplayedStream& s : streams) expose(s);
-  double rest = 0;
-  for (const Interval& i : left) rest += i.end - i.begin;
-  const double idle = std::min(rest, item.late);
-  times.idle += idle;
-  times.gaps += rest - idle;
+  for (const ReplayedStream& s : streams) times.idle += remove(s.lates, left);
+  for (const Interval& i : left) times.gaps += i.end - i.begin;
 }
 
 }  // namespace
@@ -208,7 +205,7 @@ ReplayTimes replay(const LaunchSequence& sequence, const LaunchList& list,
   for (const LaunchSequence::Item& item : sequence.items()) {
     ReplayedStream& s = streams[item.stream];
     const bool computes = s.kind == device::StreamKind::compute;
-    double began = s.free, late = 0;
+    double began = s.free;
     if (item.waits_for >= 0) {
       const ReplayedStream& other = streams[size_t(item.waits_for)];
       const ReplayedItem over =
@@ -224,9 +221,11 @@ ReplayTimes replay(const LaunchSequence& sequence, const LaunchList& list,
       host += prices.host;
       const double seconds = prices.seconds[item.launch];
       began = std::max(s.free + prices.gap, host);
-      if (inside_layers(s.kind))
-        late = std::max(0.0, s.ready + late_ranks.seconds(s.computed) - began);
-      began += late;
+      if (const double others = s.ready + late_ranks.seconds(s.computed);
+          inside_layers(s.kind) && others > began) {
+        s.lates.push_back({began, others});
+        began = others;
+      }
       double end = began + seconds;
       if (computes) {
         end = contention.end_of(began, seconds);
@@ -242,7 +241,7 @@ ReplayTimes replay(const LaunchSequence& sequence, const LaunchList& list,
       s.free = end;
       if (computes) s.ready = end;
     }
-    s.items.push_back({.end = s.free, .late = late, .computed = s.computed, .ready = s.ready});
+    s.items.push_back({.end = s.free, .computed = s.computed, .ready = s.ready});
     if (spans) spans->push_back({began, s.free});
   }
   const ReplayedStream* last = nullptr;
