@@ -111,7 +111,7 @@ void write_layout(const PlanOptions& o, const predict::LayoutRanking& ranking,
   write_file_atomic(o.output, print_recipe(trial->recipe, false));
 }
 
-std::unique_ptr<const predict::LaunchCosts> costs_of(ClusterPlan& planned) {
+std::unique_ptr<const predict::LaunchCosts> cluster_costs(ClusterPlan& planned) {
   auto costs =
       predict::costs_for(planned.cluster, planned.plan, folders_of_recipes(), planned.diagnostics);
   recipe::throw_mistakes(planned.diagnostics, "in what the cluster was measured by");
@@ -132,7 +132,7 @@ void show_search(const PlanOptions& o) {
     mistakes.add("--timeline", "a search draws none", "predict a ranked layout by its settings");
   recipe::throw_mistakes(mistakes, "on the command line");
   ClusterPlan planned = plan_on_cluster(o);
-  const auto costs = costs_of(planned);
+  const auto costs = cluster_costs(planned);
   const predict::LayoutRanking ranking = predict::search_layouts(
       planned.source, planned.recipe, planned.plan, planned.cluster, *costs, search);
   const int width = line_width(STDOUT_FILENO);
@@ -149,7 +149,7 @@ void show_advice(const PlanOptions& o) {
                                      .most_plays = o.plays};
   recipe::throw_mistakes(mistakes, "on the command line");
   ClusterPlan planned = plan_on_cluster(o);
-  const auto costs = costs_of(planned);
+  const auto costs = cluster_costs(planned);
   std::fputs(plan_advice(planned, *costs, search, o.json, line_width(STDOUT_FILENO)).c_str(),
              stdout);
 }
@@ -180,7 +180,7 @@ void show_plan(const PlanOptions& o) {
   if (o.search) return show_search(o);
   const auto format = predict::timeline_format(o.timeline);
   ClusterPlan planned = plan_on_cluster(o);
-  const auto costs = costs_of(planned);
+  const auto costs = cluster_costs(planned);
   const predict::StepModel model(
       planned.plan, planned.cluster,
       format ? predict::parts_for_timeline(planned.plan) : predict::RecordedParts::few);
