@@ -134,7 +134,7 @@ class LateRanks {
  public:
   explicit LateRanks(double share) : share_(share) {}
 
-  // Of a communication that waits for the computations so far.
+  // Returns how long a communication waits that needs the computations so far.
   double seconds(double computed) const { return share_ * std::max(0.0, computed - even_); }
   void even_at(double computed) { even_ = std::max(even_, computed); }
 

@@ -636,7 +636,7 @@ class StepModel::Recording {
   std::vector<RecordedPipeline> pipelines_;
   std::vector<double> periods_;  // by stage: how often the difference of the two follows
   int64_t further_ = 0;          // how often the difference of a WholeStep follows
-  // Of a pipeline: the lists of all flushes of a step.
+  // The lists of all flushes of a pipeline's step.
   schedule::Schedule schedule_;
   std::map<std::pair<int64_t, int64_t>, plan::GroupLink> hops_;  // by sender and receiver
 };

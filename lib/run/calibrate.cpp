@@ -154,8 +154,8 @@ struct MeasuredSteps {
   std::map<LaunchKey, std::vector<double>> launches;  // seconds: means over a step
   std::map<StreamKind, std::vector<std::vector<Disturbed>>> disturbed;  // by step
   std::vector<double> gaps, hosts;  // seconds of each launch, of a step
-  // Of a step: times of communication over those of the same alone, and what ranks that share
-  // layers have waited for later ones over their computing.
+  // For each step, the times of communication over those of the same alone, and what ranks that
+  // share layers have waited for later ones over their computing.
   std::map<StreamKind, std::vector<double>> stretches;
   std::vector<double> idle_shares;
 };

@@ -124,7 +124,7 @@ class Player {
     }
   }
 
-  // Which share of their times two actions take together.
+  // Returns the share of their times that two actions take together.
   double together(const Action& forward, const Action& backward) const {
     const auto own = costs_.pairs.find({forward.stage, backward.stage, backward.kind});
     return own == costs_.pairs.end() ? costs_.together : own->second;

@@ -1,4 +1,4 @@
-// Which tensors of a layer are the weights of linears.
+// Finds out which tensors of a layer are the weights of linears.
 #pragma once
 #include "spec/tensors.h"
 
