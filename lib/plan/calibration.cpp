@@ -30,7 +30,7 @@ constexpr size_t kMostPoints = 100000;
 struct CalibrationConfig {
   std::string kind, machine, build, date;
   int64_t threads = 1, ranks = 1;
-  double gap_us = 0, host_us = 0, idle_share = 0;
+  double gap_us = 0, host_us = 0, wake_us = 0, idle_share = 0;
 
   static constexpr auto fields = std::tuple{
       Field{"kind", &CalibrationConfig::kind, "kind of the device, as in a cluster file"},
@@ -46,6 +46,10 @@ struct CalibrationConfig {
       Field{"host_us",
             &CalibrationConfig::host_us,
             "time of the host for a launch",
+            {.min = 0, .max = 1e6}},
+      Field{"wake_us",
+            &CalibrationConfig::wake_us,
+            "idle time after a wait for communication",
             {.min = 0, .max = 1e6}},
       Field{"idle_share",
             &CalibrationConfig::idle_share,
@@ -159,6 +163,7 @@ class CalibrationReader {
     out_.device = c.kind, out_.machine = c.machine, out_.build = c.build, out_.date = c.date;
     out_.threads = c.threads, out_.ranks = c.ranks;
     out_.gap_s = c.gap_us * kMicrosecond, out_.host_s = c.host_us * kMicrosecond;
+    out_.wake_s = c.wake_us * kMicrosecond;
     out_.idle_share = c.idle_share;
   }
 
@@ -303,7 +308,8 @@ std::string print_calibration(const Calibration& c) {
                       quoted(c.machine), quoted(c.build), quoted(c.date));
   text += fmt::format("threads: {}\nranks: {}\ngap_us: {:.6g}\nhost_us: {:.6g}\n", c.threads,
                       c.ranks, c.gap_s / kMicrosecond, c.host_s / kMicrosecond);
-  text += fmt::format("idle_share: {:.6g}\n", c.idle_share);
+  text +=
+      fmt::format("wake_us: {:.6g}\nidle_share: {:.6g}\n", c.wake_s / kMicrosecond, c.idle_share);
   for (const auto& [table, numbers] :
        {std::pair{"slowdown", &c.slowdowns}, {"stretch", &c.stretches}}) {
     if (!numbers->empty()) text += fmt::format("{}:\n", table);

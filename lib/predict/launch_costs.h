@@ -42,6 +42,8 @@ class LaunchCosts {
   // Idle time of a stream between two launches, and the time that the host needs to enqueue one.
   virtual double gap_seconds() const = 0;
   virtual double host_seconds() const = 0;
+  // Idle time of a stream after a wait for communication.
+  virtual double wake_seconds() const { return 0; }
   // How long ranks that share layers wait for later ones, as a share of their computing.
   virtual double idle_share() const { return 0; }
   // By how much a computation slows down while a communication of this kind runs (0.1: by 10 %).

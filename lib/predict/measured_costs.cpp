@@ -231,6 +231,8 @@ LaunchCost MeasuredCosts::communication(const LaunchWork& w, const plan::GroupLi
             .known = measured->ranks == link.ranks && measured->dtype == w.dtype};
   else
     cost = {.seconds = sheet_.cost(w, &link).seconds, .known = false};
+  // The receiver of a message waits for it.
+  if (w.stream.kind == device::StreamKind::pp_send) cost.seconds += calibration_.wake_s;
   if (!uses_link(w.stream.kind)) return cost;
   // The link carries data while the ranks sleep, so it does not take longer in a step.
   const double emulated = link_.latency_s + w.wire_bytes * link_.seconds_per_byte;

@@ -67,6 +67,7 @@ class MeasuredCosts : public LaunchCosts {
   double least_seconds(const LaunchWork& launch) const override;
   double gap_seconds() const override { return calibration_.gap_s; }
   double host_seconds() const override { return calibration_.host_s; }
+  double wake_seconds() const override { return calibration_.wake_s; }
   double idle_share() const override { return calibration_.idle_share; }
   double slowdown(device::StreamKind kind) const override;
 

@@ -52,8 +52,10 @@ LaunchWork LaunchList::work(uint32_t number) const {
 }
 
 LaunchPrices LaunchList::price(const LaunchCosts& costs) const {
-  LaunchPrices prices{
-      .gap = costs.gap_seconds(), .host = costs.host_seconds(), .idle_share = costs.idle_share()};
+  LaunchPrices prices{.gap = costs.gap_seconds(),
+                      .host = costs.host_seconds(),
+                      .wake = costs.wake_seconds(),
+                      .idle_share = costs.idle_share()};
   prices.seconds.reserve(size());
   for (uint32_t i = 0; i < size(); ++i) {
     const LaunchCost cost =
@@ -213,6 +215,10 @@ ReplayTimes replay(const LaunchSequence& sequence, const LaunchList& list,
       if (computes && over.end > s.free) {
         add_wait(s.free, over, other, streams, times);
         late_ranks.even_at(over.computed);
+        if (communicates(other.kind)) {
+          times.gaps += prices.wake;
+          s.free = over.end + prices.wake;
+        }
       }
       s.free = std::max(s.free, over.end);
       s.computed = std::max(s.computed, over.computed);

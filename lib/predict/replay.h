@@ -23,6 +23,7 @@ struct LaunchPrices {
   std::vector<double> seconds;  // by number
   std::vector<char> known;      // as LaunchCost
   double gap = 0, host = 0;     // seconds
+  double wake = 0;              // seconds
   double idle_share = 0;        // as LaunchCosts
   ByStreamKind slowdown{};
 };

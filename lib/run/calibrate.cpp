@@ -45,6 +45,10 @@ constexpr double kVisit = 0.15;       // seconds for which a round trains a mode
 constexpr int64_t kStepsOfVisit = 8;  // at most
 constexpr double kForLinks = 0.15;    // of the time, if there are several ranks
 constexpr double kOverlapped = 0.02;  // a launch of which more communicates meanwhile is not alone
+// The slow-down follows from launches of which so much is beside communication, if there are
+// enough. What others lose has mostly other causes.
+constexpr double kMostlyBeside = 0.5;
+constexpr size_t kFewestBeside = 20;
 
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
@@ -101,6 +105,7 @@ class StepTimings : public device::TimingSink {
   struct Times {
     std::map<StreamId, std::vector<Launch>> launches;  // in the streams' order
     int64_t waited_ns = 0;                             // by the compute stream
+    int64_t waits = 0;                                 // of it for communication
   };
   void record(const device::Timing& t) override {
     const std::lock_guard lock(mutex_);
@@ -110,6 +115,7 @@ class StepTimings : public device::TimingSink {
     if (w.stream.kind != StreamKind::compute) return;
     const std::lock_guard lock(mutex_);
     times_.waited_ns += w.end_ns - w.begin_ns;
+    if (predict::communicates(w.waits_for.kind) && w.end_ns > w.begin_ns) ++times_.waits;
   }
   Times take() {
     const std::lock_guard lock(mutex_);
@@ -154,6 +160,12 @@ struct MeasuredSteps {
   std::map<LaunchKey, std::vector<double>> launches;  // seconds: means over a step
   std::map<StreamKind, std::vector<std::vector<Disturbed>>> disturbed;  // by step
   std::vector<double> gaps, hosts;  // seconds of each launch, of a step
+  // Of a step with communication: its waits, its launches, and the seconds in which compute was
+  // idle and waited for nothing.
+  struct Idle {
+    double waits, launches, seconds;
+  };
+  std::vector<Idle> idle;
   // For each step, the times of communication over those of the same alone, and what ranks that
   // share layers have waited for later ones over their computing.
   std::map<StreamKind, std::vector<double>> stretches;
@@ -302,9 +314,10 @@ class CalibrationModel {
     for (auto& [kind, launches] : disturbed) samples.disturbed[kind].push_back(std::move(launches));
     for (const auto& [key, sum] : sums)
       samples.launches[key].push_back(sum.first / double(sum.second));
-    if (alone_ && computed > 0)
-      samples.gaps.push_back(std::max(0.0, seconds - busy - double(times.waited_ns) * 1e-9) /
-                             double(computed));
+    const double idle = std::max(0.0, seconds - busy - double(times.waited_ns) * 1e-9);
+    if (alone_ && computed > 0) samples.gaps.push_back(idle / double(computed));
+    if (!alone_ && times.waits > 0)
+      samples.idle.push_back({double(times.waits), double(computed), idle});
   }
 
   void add_communication(const StepTimings::Times& times, MeasuredSteps& samples) const {
@@ -354,6 +367,10 @@ void summarize(const MeasuredSteps& samples, plan::Calibration& out) {
     out.launches.push_back({kind.first, kind.second, std::move(points)});
   out.gap_s = quartiles(samples.gaps).median;
   out.host_s = quartiles(samples.hosts).median;
+  std::vector<double> wakes;
+  for (const MeasuredSteps::Idle& i : samples.idle)
+    wakes.push_back(std::max(0.0, i.seconds - i.launches * out.gap_s) / i.waits);
+  out.wake_s = quartiles(wakes).median;
   const auto name = [](StreamKind kind) { return std::string(device::stream_kind_name(kind)); };
   // While a communication runs for the time o, a computation does the work of o / (1 + s). A
   // communication may take the core of some launches and leave others alone, so a step's sum
@@ -361,16 +378,19 @@ void summarize(const MeasuredSteps& samples, plan::Calibration& out) {
   constexpr double kMostLost = 0.9;
   for (const auto& [kind, steps] : samples.disturbed) {
     std::vector<double> shares;  // of the common time, by step
+    size_t counted = 0;
     for (const std::vector<Disturbed>& step : steps) {
       double lost = 0, common = 0;
       for (const Disturbed& d : step) {
         const auto median = medians.find(d.key);
-        if (median == medians.end()) continue;
+        if (median == medians.end() || d.overlap_s < kMostlyBeside * d.seconds) continue;
         lost += d.seconds - median->second;
         common += d.overlap_s;
+        ++counted;
       }
       if (common > 0) shares.push_back(lost / common);
     }
+    if (counted < kFewestBeside) continue;
     const double share = std::clamp(quartiles(shares).median, 0.0, kMostLost);
     if (share > 0) out.slowdowns[name(kind)] = share / (1 - share);
   }

@@ -15,7 +15,7 @@ namespace {
 // A launch takes as many seconds as its name says: "2" or "0.5".
 class NamedCosts : public LaunchCosts {
  public:
-  double gap = 0, host = 0, slow = 0, idle = 0;
+  double gap = 0, host = 0, slow = 0, idle = 0, wake = 0;
   LaunchCost cost(const LaunchWork& launch, const plan::GroupLink*) const override {
     return {.seconds = launch.flops > 0 ? launch.flops : launch.read + launch.wire_bytes};
   }
@@ -23,6 +23,7 @@ class NamedCosts : public LaunchCosts {
   double host_seconds() const override { return host; }
   double slowdown(StreamKind) const override { return slow; }
   double idle_share() const override { return idle; }
+  double wake_seconds() const override { return wake; }
 };
 
 // Records items as a device does, with the numbers of each stream.
@@ -138,6 +139,24 @@ TEST_CASE("ranks that share layers wait for later ones") {
   CHECK(hidden.seconds == Approx(16));
   CHECK(hidden.idle == 0);
   expect_adds_up(hidden);
+}
+
+TEST_CASE("a stream wakes up after it has waited for communication") {
+  NamedCosts costs;
+  costs.wake = 0.5;
+  const ReplayTimes t = Script()
+                            .gemm(3)
+                            .wait(StreamKind::tp, StreamKind::compute)
+                            .sends(StreamKind::tp, 2)
+                            .wait(StreamKind::compute, StreamKind::tp)
+                            .gemm(1)
+                            .wait(StreamKind::compute, StreamKind::tp)  // is over
+                            .gemm(1)
+                            .replay(costs);
+  CHECK(t.seconds == Approx(7.5));
+  CHECK(t.gaps == Approx(0.5));
+  CHECK(exposed(t, StreamKind::tp) == Approx(2));
+  expect_adds_up(t);
 }
 
 TEST_CASE("a wait for items that are not replayed is over") {
