@@ -26,6 +26,9 @@ struct LaunchCost {
   double seconds = 0;
   // Whether the figure lies within what was measured or fitted; otherwise it is extrapolated.
   bool known = true;
+  // For how long the launch keeps the one link of its rank busy, which carries the data of all
+  // streams one after the other. 0: its stream has a link to itself.
+  double link_s = 0;
 };
 
 class LaunchCosts {

@@ -236,6 +236,7 @@ LaunchCost MeasuredCosts::communication(const LaunchWork& w, const plan::GroupLi
   if (!uses_link(w.stream.kind)) return cost;
   // The link carries data while the ranks sleep, so it does not take longer in a step.
   const double emulated = link_.latency_s + w.wire_bytes * link_.seconds_per_byte;
+  if (w.name != "receive") cost.link_s = w.wire_bytes * link_.seconds_per_byte;
   // A collective ends when the link has carried its data, unless it takes longer by itself. A
   // message leaves its sender only then.
   const bool message = w.name == "send" || w.name == "exchange";

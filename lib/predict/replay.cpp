@@ -62,6 +62,7 @@ LaunchPrices LaunchList::price(const LaunchCosts& costs) const {
         costs.cost(work(i), launches_[i].has_link ? &launches_[i].link : nullptr);
     prices.seconds.push_back(cost.seconds);
     prices.known.push_back(cost.known ? 1 : 0);
+    prices.link.push_back(cost.link_s);
   }
   for (size_t kind = 0; kind < kStreamKinds; ++kind)
     if (communicates(device::StreamKind(kind)))
@@ -166,6 +167,23 @@ double remove(const std::vector<Interval>& runs, std::vector<Interval>& left) {
   return removed;
 }
 
+// The link of a rank. Data that can leave while others travel wait for the next gap that is long
+// enough.
+class RankLink {
+ public:
+  // Returns when data leave that are ready now and keep the link busy for so long.
+  double leave(double now, double seconds) {
+    auto next =
+        std::ranges::partition_point(busy_, [&](const Interval& i) { return i.end <= now; });
+    for (; next != busy_.end() && next->begin < now + seconds; ++next) now = next->end;
+    busy_.insert(next, {now, now + seconds});
+    return now;
+  }
+
+ private:
+  std::vector<Interval> busy_;  // in the order of time
+};
+
 struct ReplayedItem {
   double end = 0;
   double computed = 0, ready = 0;  // the computing before it: how much, and until when
@@ -203,6 +221,7 @@ ReplayTimes replay(const LaunchSequence& sequence, const LaunchList& list,
   ReplayTimes times;
   Contention contention(prices.slowdown);
   LateRanks late_ranks(prices.idle_share);
+  RankLink link;
   double host = 0;
   for (const LaunchSequence::Item& item : sequence.items()) {
     ReplayedStream& s = streams[item.stream];
@@ -233,6 +252,8 @@ ReplayTimes replay(const LaunchSequence& sequence, const LaunchList& list,
         began = others;
       }
       double end = began + seconds;
+      if (const double sends = prices.link[item.launch]; sends > 0)
+        end = link.leave(began, sends) + seconds;
       if (computes) {
         end = contention.end_of(began, seconds);
         times.gaps += began - s.free;

@@ -22,6 +22,7 @@ using ByStreamKind = std::array<double, kStreamKinds>;
 struct LaunchPrices {
   std::vector<double> seconds;  // by number
   std::vector<char> known;      // as LaunchCost
+  std::vector<double> link;     // seconds on the rank's link, as LaunchCost
   double gap = 0, host = 0;     // seconds
   double wake = 0;              // seconds
   double idle_share = 0;        // as LaunchCosts

@@ -232,10 +232,12 @@ TEST_CASE("an emulated link ends collectives later, and delays messages") {
     return c.cost(sent(name, stream, 1e6), &two).seconds;
   };
   CHECK(seconds(slow, "all_reduce", StreamKind::tp) == Approx(1e-4 + 1e-2));
+  CHECK(slow.cost(sent("all_reduce", StreamKind::tp, 1e6), &two).link_s == Approx(1e-2));
   CHECK(seconds(slow, "send", StreamKind::pp_send) == Approx(1e-4 + 1e-2 + 2e-5 + 1e6 / 4e9));
   // A link that is faster than the memory delays nothing.
   const MeasuredCosts fast = costs({.latency_s = 1e-6, .seconds_per_byte = 1e-12, .streams = {}});
   CHECK(seconds(fast, "all_reduce", StreamKind::tp) == Approx(1e-5 + 1e6 / 4e9));
+  CHECK(costs().cost(sent("all_reduce", StreamKind::tp, 1e6), &two).link_s == 0);
   EmulatedLinkCosts only = link;
   only.streams = {"dp_grad", "dp_param"};
   CHECK(seconds(costs(only), "all_reduce", StreamKind::tp) == Approx(1e-5 + 1e6 / 4e9));

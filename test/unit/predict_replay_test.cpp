@@ -16,8 +16,10 @@ namespace {
 class NamedCosts : public LaunchCosts {
  public:
   double gap = 0, host = 0, slow = 0, idle = 0, wake = 0;
+  bool one_link = false;  // of all streams
   LaunchCost cost(const LaunchWork& launch, const plan::GroupLink*) const override {
-    return {.seconds = launch.flops > 0 ? launch.flops : launch.read + launch.wire_bytes};
+    return {.seconds = launch.flops > 0 ? launch.flops : launch.read + launch.wire_bytes,
+            .link_s = one_link ? launch.wire_bytes : 0};
   }
   double gap_seconds() const override { return gap; }
   double host_seconds() const override { return host; }
@@ -157,6 +159,29 @@ TEST_CASE("a stream wakes up after it has waited for communication") {
   CHECK(t.gaps == Approx(0.5));
   CHECK(exposed(t, StreamKind::tp) == Approx(2));
   expect_adds_up(t);
+}
+
+TEST_CASE("streams share the one link of a rank") {
+  NamedCosts costs;
+  costs.one_link = true;
+  // The reduction waits for 9 s of computing, so the link is free for the gathers before it, though
+  // the host has enqueued them later. The second gather finds the first one on the link.
+  const ReplayTimes t = Script()
+                            .gemm(9)
+                            .wait(StreamKind::dp_grad, StreamKind::compute)
+                            .sends(StreamKind::dp_grad, 2)
+                            .sends(StreamKind::dp_param, 4)
+                            .sends(StreamKind::cp, 3)
+                            .wait(StreamKind::compute, StreamKind::cp)
+                            .gemm(1)
+                            .replay(costs);
+  CHECK(t.busy[size_t(StreamKind::dp_param)] == Approx(4));
+  CHECK(t.busy[size_t(StreamKind::cp)] == Approx(7));
+  CHECK(t.seconds == Approx(11));
+  expect_adds_up(t);
+  costs.one_link = false;
+  CHECK(Script().sends(StreamKind::dp_param, 4).sends(StreamKind::cp, 3).replay(costs).seconds ==
+        Approx(4));
 }
 
 TEST_CASE("a wait for items that are not replayed is over") {
