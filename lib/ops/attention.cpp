@@ -35,9 +35,11 @@ void check_qkv(const AttentionDims& d, const Tensor& qkv_TN, const Tensor& cu_se
   if (cu_seqlens) MT_DTYPE("attention", cu_seqlens, DType::i32);
   MT_CHECK(d.A % d.G == 0, "attention: {} query heads, {} kv heads", d.A, d.G);
 }
-// cuDNN does nothing for a destination.
-Destination supported(const Device& device, const Destination& to) {
-  return !device.is_cuda() || device.own_attention() ? to : Destination{};
+// cuDNN does nothing for a destination, and neither do own CUDA kernels whose values have a size of
+// their own.
+Destination supported(const Device& device, const AttentionDims& d, const Destination& to) {
+  const bool writes = !device.is_cuda() || (device.own_attention() && d.value_dim() == d.D);
+  return writes ? to : Destination{};
 }
 }  // namespace
 
@@ -45,7 +47,7 @@ AttentionResult attention(Stream& stream, const AttentionDims& d, const Tensor& 
                           const Tensor& cu_seqlens, const Destination& asked) {
   check_qkv(d, qkv_TN, cu_seqlens);
   const int64_t N = qkv_TN.dim(1);
-  const Destination to = supported(stream.device(), asked);
+  const Destination to = supported(stream.device(), d, asked);
   AttentionResult r;
   r.written = result_beside(stream, {d.B * d.S, d.A * d.value_dim()}, qkv_TN.dtype(), to);
   r.out_TN = r.written.plain;
@@ -76,7 +78,7 @@ Written attention_backward(Stream& stream, const AttentionDims& d, const Tensor&
   MT_DTYPE("attention_backward", f.lse, DType::f32);
   const int64_t N = qkv_TN.dim(1), N_out = d.A * d.value_dim();
   Written dqkv = Tensor::empty(stream, qkv_TN.shape(), qkv_TN.dtype());
-  dqkv.amax = supported(stream.device(), to).amax;
+  dqkv.amax = supported(stream.device(), d, to).amax;
   const Tensor dqk_amax = qk_last ? dqkv.amax : Tensor();
   const kernels::AttentionBackward args{.shape = shape_of(stream.device(), d, cu_seqlens),
                                         .q = {heads_from(qkv_TN, 0, d.D), N},

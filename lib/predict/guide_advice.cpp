@@ -76,6 +76,7 @@ class Adviser {
       if (layout.choice.tp <= cluster_.domain_gpus) keep_faster(advice_.best, layout);
       // A search that ends early may miss what the search of another row has found.
       for (RowAdvice& r : advice_.rows) {
+        if (layout.choice.tp > cluster_.domain_gpus && !about_domains(*r.row)) continue;
         const bool within = is_within(*r.row, layout.choice, cluster_.domain_gpus);
         keep_faster((within ? r.within : r.outside).best, layout);
       }
@@ -118,6 +119,9 @@ class Adviser {
     if (!ranking.ranked.empty() || ranking.own) advice_.band = ranking.band;
     return ranking;
   }
+
+  // Other rows do not compare with tp across domains.
+  static bool about_domains(const GuideRow& row) { return row.tp.high == plan::kNode; }
 
   static void judge(RowAdvice& r) {
     constexpr double kMore = 1 + kNearTie;

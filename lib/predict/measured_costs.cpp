@@ -160,7 +160,7 @@ EmulatedLinkCosts emulated_link(const plan::CommOptions& comm) {
 MeasuredCosts::MeasuredCosts(plan::Calibration calibration, const plan::Cluster& cluster,
                              const std::optional<CpuRanks>& cpu, EmulatedLinkCosts link)
     : calibration_(std::move(calibration)),
-      sheet_(cluster, StackConstants{}),
+      sheet_(cluster, StackConstants{}, cpu ? cpu->threads : 1),
       link_(std::move(link)),
       same_ranks_(!cpu ||
                   (cpu->threads == calibration_.threads && cpu->of_host == calibration_.ranks)) {

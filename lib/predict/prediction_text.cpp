@@ -5,6 +5,7 @@
 #include "base/strings.h"
 #include "base/terminal.h"
 #include "base/text_table.h"
+#include "predict/ranking_text.h"
 
 namespace mtrain::predict {
 
@@ -12,11 +13,6 @@ namespace {
 
 constexpr auto kLeft = TableColumn::Align::left;
 using Rows = std::vector<std::vector<std::string>>;
-
-// "1.23 s", "45.6 ms"
-std::string time_text(double seconds) {
-  return seconds >= 1 ? fmt::format("{:.3g} s", seconds) : fmt::format("{:.3g} ms", 1e3 * seconds);
-}
 
 std::string percent(double share) { return fmt::format("{:.1f} %", 100 * share); }
 
@@ -31,8 +27,8 @@ std::string layout_text(const plan::Layout& l) {
 std::string time_table(const Prediction& p, int width) {
   Rows rows;
   for (const NamedTime& part : p.parts())
-    rows.push_back({part.name, time_text(part.seconds), percent(part.seconds / p.step_s)});
-  rows.push_back({"step", time_text(p.step_s), percent(1)});
+    rows.push_back({part.name, duration_text(part.seconds), percent(part.seconds / p.step_s)});
+  rows.push_back({"step", duration_text(p.step_s), percent(1)});
   return text_table({{"where the time goes", 24, kLeft}, {"time", 10}, {"share", 10}}, rows, width);
 }
 
@@ -41,7 +37,7 @@ std::string overlap_table(const Prediction& p, int width) {
   for (const char* axis : {"tp", "cp", "ep", "dp", "pp"}) {
     const double busy = p.busy(axis), exposed = p.exposed(axis);
     if (busy <= 0) continue;
-    rows.push_back({axis, time_text(busy), time_text(exposed),
+    rows.push_back({axis, duration_text(busy), duration_text(exposed),
                     percent(std::clamp(1 - exposed / busy, 0.0, 1.0))});
   }
   if (rows.empty()) return "";
@@ -78,9 +74,10 @@ std::string prediction_text(const Prediction& p, const RunPlan& plan, const plan
       "tokens/s  {} ({} for each rank)\n"
       "MFU       {} of {:.4g} TFLOP/s (6 FLOPs per parameter and token, full attention)\n"
       "band      {:.0f} %: {}\n",
-      layout_text(plan.layout), c.source, time_text(p.step_s), time_text(low), time_text(high),
-      human_count(p.tokens_per_s), human_count(p.tokens_per_s / double(plan.layout.world)),
-      percent(p.mfu), peak_flops(plan, c) * 1e-12, 100 * p.band.share, p.band.reason);
+      layout_text(plan.layout), c.source, duration_text(p.step_s), duration_text(low),
+      duration_text(high), human_count(p.tokens_per_s),
+      human_count(p.tokens_per_s / double(plan.layout.world)), percent(p.mfu),
+      peak_flops(plan, c) * 1e-12, 100 * p.band.share, p.band.reason);
   return wrap_words(out, width) + "\n" + time_table(p, width) + overlap_table(p, width) + "\n" +
          memory_table(p, c, width);
 }

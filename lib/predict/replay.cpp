@@ -233,7 +233,7 @@ ReplayTimes replay(const LaunchSequence& sequence, const LaunchList& list,
           item.waits_item > 0 ? other.items[item.waits_item - 1] : ReplayedItem{};
       if (computes && over.end > s.free) {
         add_wait(s.free, over, other, streams, times);
-        late_ranks.even_at(over.computed);
+        if (inside_layers(other.kind)) late_ranks.even_at(over.computed);
         if (communicates(other.kind)) {
           times.gaps += prices.wake;
           s.free = over.end + prices.wake;

@@ -27,7 +27,8 @@ struct JudgedLayout {
 
   // The step over that of the predicted best, which may be the published layout itself.
   double over_best() const;
-  // 1 + the number of other sizes whose best layout is faster than the published layout.
+  // 1 + the number of other sizes whose best layout is faster than the published layout. Of each
+  // schedule five sizes count, so a late place is the least that it can be.
   size_t place() const;
 };
 

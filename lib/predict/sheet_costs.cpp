@@ -18,8 +18,9 @@ constexpr double kSlowdown = 0.08;
 
 }  // namespace
 
-SheetCosts::SheetCosts(const plan::Cluster& cluster, const StackConstants& constants)
-    : cluster_(cluster), constants_(constants) {
+SheetCosts::SheetCosts(const plan::Cluster& cluster, const StackConstants& constants,
+                       int64_t threads)
+    : cluster_(cluster), constants_(constants), threads_(threads) {
   MT_CHECK(cluster_.memory_bytes_per_s > 0 && cluster_.bf16_flops > 0, "a cluster without rates");
 }
 
@@ -29,8 +30,7 @@ double SheetCosts::compute(const LaunchWork& w) const {
   const double memory = (w.read + w.written) / cluster_.memory_bytes_per_s /
                         (kind == LaunchClass::conversion ? c.conversion : c.memory);
   if (w.flops == 0) return memory;
-  const bool fp32 = w.dtype == DType::f32;
-  const double half = fp32 ? cluster_.fp32_flops : cluster_.bf16_flops;
+  const double half = cluster_.peak_flops(w.dtype, threads_);
   double rate = 0;
   switch (kind) {
     case LaunchClass::gemm8:

@@ -11,7 +11,8 @@ using plan::StackConstants;
 
 class SheetCosts : public LaunchCosts {
  public:
-  SheetCosts(const plan::Cluster& cluster, const StackConstants& constants);
+  // `threads` are those of a rank that computes on CPUs.
+  SheetCosts(const plan::Cluster& cluster, const StackConstants& constants, int64_t threads = 1);
 
   // A GEMM takes its arithmetic and a share of its memory traffic, and at least all of the traffic.
   // Communication takes its link's latency for each doubling of the ranks, and its bytes at the
@@ -29,6 +30,7 @@ class SheetCosts : public LaunchCosts {
 
   const plan::Cluster cluster_;
   const StackConstants constants_;
+  const int64_t threads_;
 };
 
 }  // namespace mtrain::predict

@@ -223,7 +223,7 @@ class Bounds {
       before.push_back(before.back());
       before.back().add(stage);
     }
-    const double micro_batches = double(l_.micro_batches);
+    const double micro_batches = double(l_.micro_batches), flushes = double(l_.flushes);
     double longest = 0;
     for (int64_t rank = 0; rank < l_.pp; ++rank) {
       Passes work;
@@ -234,10 +234,11 @@ class Bounds {
       }
       const Passes& filled = before[size_t(first)];
       const double drains = filled.I + (with_weights ? filled.W : 0);
-      longest = std::max(longest, filled.F + std::max(work.all(), work.F + work.I + drains +
-                                                                      (with_weights ? work.W : 0)));
+      // Weight gradients of a flush that nobody waits for may run while the next one begins.
+      const double flush = filled.F + work.F + work.I + drains + (with_weights ? work.W : 0);
+      longest = std::max({longest, filled.F + flushes * work.all(), flushes * flush});
     }
-    return longest * double(l_.flushes);
+    return longest;
   }
 
   // A guess of what data parallelism adds to a step that computes for `compute` seconds.

@@ -168,7 +168,7 @@ class StepModel::Recording {
     p.mfu = p.tokens_per_s * plan_.token_cost.flops(plan_.sample_length) /
             (peak_flops(plan_, cluster_) * double(plan_.layout.world));
     for (const plan::MemoryEstimate& m : plan_.memory) p.memory.push_back(m.total());
-    p.band = band_of(plan_, cluster_, p.times.unknown / p.step_s);
+    p.band = band_of(plan_, cluster_, std::min(1.0, p.times.unknown / p.step_s));
     return p;
   }
 

@@ -22,7 +22,8 @@ struct PlayedPipeline {
   schedule::Schedule schedule;
   schedule::Timeline timeline;
   // Seconds before the first flush: of other work, and by how much the gathers of the first forward
-  // last longer than later ones. What follows the last flush takes the rest of the step.
+  // last longer than later ones. What follows the last flush takes the rest of the step. The lists
+  // and the timeline have all flushes.
   double before = 0, first_gather = 0;
 };
 

@@ -183,27 +183,25 @@ std::pair<device::StreamId, const char*> stream_of(const schedule::LaneTime& lan
   return {StreamKind::dp_grad, "dp of a backward"};
 }
 
-// Adds a flush of a rank to a trace.
-class FlushTrace {
+// Adds the passes and messages of a rank to a trace.
+class PipelineTrace {
  public:
-  FlushTrace(TraceWriter& trace, const PlayedPipeline& played, int64_t rank)
+  PipelineTrace(TraceWriter& trace, const PlayedPipeline& played, int64_t rank)
       : trace_(trace),
         list_(played.schedule.ranks[size_t(rank)]),
         times_(played.timeline.times[size_t(rank)]),
         lanes_(played.timeline.lanes[size_t(rank)]),
         exchanges_(played.timeline.exchanges[size_t(rank)]),
-        of_action_(list_.size()),
-        micro_batches_(played.schedule.micro_batches) {
+        of_action_(list_.size()) {
     for (const schedule::LaneTime& lane : lanes_) of_action_[lane.action].push_back(&lane);
   }
 
-  void add(double at, int64_t flush) {
+  // The first flush begins at `at`.
+  void add(double at) {
     at_ = at;
-    lane_ends_.clear();
     double clock = 0;
     for (size_t i = 0; i < list_.size(); ++i) {
-      schedule::Action a = list_[i];
-      if (a.kind < ActionKind::unshard) a.micro_batch += flush * micro_batches_;
+      const schedule::Action& a = list_[i];
       const std::string scope = to_string(a);
       for (const schedule::LaneTime* lane : of_action_[i]) {
         const auto [stream, name] = stream_of(*lane, a);
@@ -259,23 +257,18 @@ class FlushTrace {
   const std::vector<schedule::LaneTime>& lanes_;
   const std::vector<schedule::ExchangeTime>& exchanges_;
   std::vector<std::vector<const schedule::LaneTime*>> of_action_;
-  const int64_t micro_batches_;                   // of a flush
-  double at_ = 0;                                 // the flush's begin
-  std::map<device::StreamId, double> lane_ends_;  // of a stream's last span in the flush
+  double at_ = 0;
+  std::map<device::StreamId, double> lane_ends_;  // of a stream's last span
 };
 
-void write_trace(const std::filesystem::path& path, const PlayedPipeline& played,
-                 const RunPlan& plan, double step_s) {
-  const double begin = played.before + played.first_gather,
-               end = begin + double(plan.layout.flushes) * played.timeline.step;
+void write_trace(const std::filesystem::path& path, const PlayedPipeline& played, double step_s) {
+  const double begin = played.before + played.first_gather, end = begin + played.timeline.step;
   std::vector<std::filesystem::path> parts;
   for (int64_t rank = 0; rank < played.schedule.pp; ++rank) {
     TraceWriter trace(int(rank), step_s);
     trace.span("before the first pass", StreamKind::compute, 0, played.before, "");
     trace.wait(StreamKind::compute, StreamKind::dp_param, played.before, begin, "");
-    FlushTrace flush(trace, played, rank);
-    for (int64_t i = 0; i < plan.layout.flushes; ++i)
-      flush.add(begin + double(i) * played.timeline.step, i);
+    PipelineTrace(trace, played, rank).add(begin);
     trace.span("after the last pass", StreamKind::compute, end, step_s, "");
     parts.emplace_back(path.string() + fmt::format(".rank-{}", rank));
     trace.write(parts.back());
@@ -304,7 +297,7 @@ void write_timeline(const std::filesystem::path& path, TimelineFormat format, co
   PlayedPipeline played;
   if (plan.layout.pp > 1) {
     played = model.play(costs);
-    if (format == TimelineFormat::json) return write_trace(path, played, plan, prediction.step_s);
+    if (format == TimelineFormat::json) return write_trace(path, played, prediction.step_s);
   } else {
     const ReplayedStep step(plan, cluster, costs);
     if (format == TimelineFormat::json) return write_trace(path, step);

@@ -27,10 +27,10 @@ RecordedParts parts_for_timeline(const RunPlan& plan);
 
 // Writes the step of `prediction`, which `model` has priced with `costs`. A plan with a pipeline
 // has lanes for each of its ranks: its actions, and the communication inside and between them. A
-// trace has the whole step, and a picture one flush. Other plans have one rank, which stands for
-// all: in a trace each of its launches, in a picture its passes and lanes of communication.
-// Communication that compute waits for is a wait of the compute stream in a trace. Throws RunError
-// if the file cannot be written.
+// trace has the whole step, and a picture what lies between the first and the last pass. Other
+// plans have one rank, which stands for all: in a trace each of its launches, in a picture its
+// passes and lanes of communication. Communication that compute waits for is a wait of the compute
+// stream in a trace. Throws RunError if the file cannot be written.
 void write_timeline(const std::filesystem::path& path, TimelineFormat format, const RunPlan& plan,
                     const plan::Cluster& cluster, const LaunchCosts& costs, const StepModel& model,
                     const Prediction& prediction);

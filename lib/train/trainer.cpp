@@ -218,8 +218,9 @@ void Trainer::end_float8_step(const Tensor& grad_scale) {
   if (!impls_.quantizer) return;
   const auto over_ranks = [this](const Tensor& amax, model::UnitKind of) {
     data_parallel_->max(amax, of);
-    const bool other_experts = of == model::UnitKind::experts && plan_.layout.undivided_experts();
-    if (!other_experts) impls_.tensor->max(amax);
+    // Ranks of tp have different undivided experts, or copies, over which the line above reduces.
+    const bool undivided = of == model::UnitKind::experts && plan_.layout.undivided_experts();
+    if (!undivided) impls_.tensor->max(amax);
   };
   impls_.quantizer->end_step(compute_, over_ranks, grad_scale);
 }

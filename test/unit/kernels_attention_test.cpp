@@ -184,7 +184,22 @@ const std::vector<Case> kCases = {
     {"a cap, more keys, all", 2, 30, 290, 4, 2, 80, false, 0, 0, {}, 1},
     {"a cap, some rows see nothing", 1, 130, 64, 2, 1, 64, true, -50, 0, {}, 1},
     {"a cap over documents", 1, 257, 257, 4, 2, 64, true, 0, 20, {0, 1, 100, 100, 131, 257}, 1},
+    // Rows whose keys begin within a later block, or that see a part of one.
+    {"window, several blocks", 1, 600, 600, 2, 1, 64, true, 0, 300},
+    {"a cap, a window and documents, several blocks",
+     1,
+     600,
+     600,
+     4,
+     2,
+     32,
+     true,
+     0,
+     300,
+     {0, 10, 290, 600},
+     1},
     // Values with heads of another size, as in latent attention.
+    {"narrow values, window, several blocks", 1, 600, 600, 1, 1, 192, true, 0, 300, {}, 0, 0, 128},
     {"narrow values", 2, 257, 257, 2, 2, 192, true, 0, 0, {}, 0, 0, 128},
     {"narrow values, shared", 1, 130, 130, 6, 2, 48, true, 0, 0, {}, 0, 0, 32},
     {"odd narrow values", 2, 70, 70, 3, 3, 37, true, 0, 0, {}, 0, 0, 5},
@@ -330,7 +345,9 @@ TEST_CASE("attention: the backward is the slope of the forward") {
 TEST_CASE("attention: any number of threads gives the same bits") {
   for (const Case& c :
        {Case{"grouped", 2, 300, 300, 4, 2, 64}, Case{"all", 1, 130, 290, 2, 2, 80, false},
-        Case{"capped", 1, 300, 300, 4, 2, 64, true, 0, 70, {}, 1}})
+        Case{"capped", 1, 300, 300, 4, 2, 64, true, 0, 70, {}, 1},
+        Case{"narrow values", 1, 600, 600, 2, 2, 48, true, 0, 0, {}, 0, 0, 32},
+        Case{"documents", 1, 600, 600, 4, 1, 32, true, 0, 0, {0, 290, 600}}})
     for (DType type : kFloats) {
       const Run alone(c, type);
       for (int threads : {2, 3}) {

@@ -116,6 +116,13 @@ TEST_CASE("scales of blocks are refused where the device or the sizes do not fit
   expect_error(ranks(4), "model.num_query_groups", "multiple of 128, not 64");
   expect_error({.what = "odd tokens", .set = also(blocks, {"dataset.seq_length=1022"})},
                "dataset.seq_length", "multiple of 4 tokens, not 1022");
+  // Under sequence parallelism a rank projects its own rows for multi-token prediction.
+  const Overrides rows =
+      also(blocks, {"distributed.tp_size=2", "distributed.sequence_parallel=true",
+                    "model.ffn_hidden_size=1024", "dataset.seq_length=4100"});
+  expect_accepts({.what = "rows of all ranks", .world = 2, .set = rows});
+  expect_error({.what = "own rows", .world = 2, .set = also(rows, {"model.mtp_num_layers=1"})},
+               "dataset.seq_length", "multiple of 4 tokens, not 2050");
   expect_warning({.what = "margin", .set = also(blocks, {"mixed_precision.fp8_margin=1"})},
                  "mixed_precision.fp8_margin", "ignored");
   expect_error({.what = "history", .set = also(mx, {"mixed_precision.fp8_amax_history_len=4"})},

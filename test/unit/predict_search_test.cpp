@@ -247,6 +247,34 @@ TEST_CASE("no bound of a step is above its prediction") {
   }
 }
 
+TEST_CASE("no bound of a step with several flushes is above its prediction") {
+  const plan::Cluster c = cluster();
+  const SheetCosts costs(c, {});
+  for (const char* schedule : {"1f1b", "zero_bubble"})
+    for (const int64_t local : {2, 4, 16}) {
+      INFO(schedule << ", " << local << " samples a flush");
+      const std::string text = fmt::format(
+          "model: {{architecture: llama, num_layers: 4, hidden_size: 64, num_attention_heads: 4, "
+          "ffn_hidden_size: 96}}\ndataset: {{train: unused, seq_length: 32}}\n"
+          "step_scheduler: {{global_batch_size: 16, local_batch_size: {}, max_steps: 20}}\n"
+          "distributed: {{pp_size: 2, strategy: megatron_ddp, "
+          "pipeline: {{pp_schedule: {}, pp_microbatch_size: 1}}}}\n"
+          "mixed_precision: fp32\ntrain: {{run_dir: unused, device: cpu}}\n",
+          local, schedule);
+      // The head's stage takes several times as long as the other one.
+      const auto trial = plan::plan_trial({.models = &interchange::model_source(),
+                                           .path = "flushes.yaml",
+                                           .settings = {},
+                                           .world = 2,
+                                           .text = text},
+                                          {}, 4096);
+      REQUIRE(trial);
+      CHECK(trial->plan.layout.flushes == 16 / local);
+      const double played = StepModel(trial->plan, c).price(costs).step_s;
+      CHECK(step_bound(trial->plan, c, costs).seconds <= played * (1 + 1e-9));
+    }
+}
+
 TEST_CASE("a search from full recomputation also tries less of it") {
   const Planned p = planned(2, {"recompute.granularity=full"});
   const plan::Cluster c = cluster();

@@ -185,13 +185,15 @@ LinearFormats linear_formats(const recipe::MixedPrecisionConfig& p) {
           .gradient = {hybrid ? DType::f8e5m2 : DType::f8e4m3, rows}};
 }
 
-// The layers of multi-token prediction compute like the model's last layer.
+// The further layers, those of multi-token prediction, compute like the model's last one.
 Fp8Options fp8_options(const recipe::MixedPrecisionConfig& p, int64_t layers, int64_t further) {
   const bool some = p.first_last_layers_bf16;
-  const int64_t at_end = some ? p.num_layers_at_end_in_bf16 : 0;
+  const int64_t at_start = some ? p.num_layers_at_start_in_bf16 : 0,
+                at_end = some ? p.num_layers_at_end_in_bf16 : 0;
+  const bool last = at_end == 0 && at_start < layers;
   return {.on = p.fp8 != recipe::Fp8Format::none,
-          .begin = some ? p.num_layers_at_start_in_bf16 : 0,
-          .end = at_end > 0 ? layers - at_end : layers + further,
+          .begin = at_start,
+          .end = layers - at_end + (last ? further : 0),
           .formats = linear_formats(p),
           .delayed = p.fp8_recipe == recipe::Fp8Recipe::delayed,
           .margin = p.fp8_margin,
