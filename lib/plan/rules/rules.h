@@ -40,8 +40,8 @@ void validate_data(const Recipe& recipe, Diagnostics& diagnostics);
 // Checks that the files exist that a run reads. Only runs call it: a recipe can be checked and
 // planned without its data.
 void check_files(const Recipe& recipe, Diagnostics& diagnostics);
-// Checks recomputation. Searches rely on it that no other rule reads the section `recompute`, except
-// through the overlap that was resolved.
+// Checks recomputation. Searches rely on it that no other rule reads the section `recompute`,
+// except through the overlap that was resolved.
 void validate_train(const Recipe& recipe, Diagnostics& diagnostics);
 // Checks which checkpoints are saved and loaded, and that the run's folders are paths.
 void validate_checkpoints(const Recipe& recipe, Diagnostics& diagnostics);
