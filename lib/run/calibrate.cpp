@@ -160,8 +160,8 @@ struct MeasuredSteps {
   std::map<LaunchKey, std::vector<double>> launches;  // seconds: means over a step
   std::map<StreamKind, std::vector<std::vector<Disturbed>>> disturbed;  // by step
   std::vector<double> gaps, hosts;  // seconds of each launch, of a step
-  // Of a step with communication: its waits, its launches, and the seconds in which compute was
-  // idle and waited for nothing.
+  // A step with communication has waits and launches. In so many seconds compute was idle and
+  // waited for nothing.
   struct Idle {
     double waits, launches, seconds;
   };
