@@ -141,20 +141,19 @@ Count DataParallelMemory::gathered_parameters() const {
   const int64_t experts_in_turns = layers_.moe ? dp_.gather.experts_at_once() : 0;
   const int64_t layers = units_held(dp_.gather.reshard_after_forward, in_turns),
                 experts = units_held(dp_.gather.reshard_experts, experts_in_turns);
-  return e_ * full_units(layers, experts) + quantized_units(layers, experts) +
+  return e_ * full_units(layers, experts) + float8_unit_change(layers, experts) +
          (head_e_ - e_) * rank_.of_head();
 }
 
 // How many bytes more than in the compute dtype the full units take if weights are gathered in 8
 // bits. Weights take fewer, but layers in bf16 then share no memory with the others.
-Count DataParallelMemory::quantized_units(int64_t layers_at_once, int64_t experts_at_once) const {
+Count DataParallelMemory::float8_unit_change(int64_t layers_at_once,
+                                             int64_t experts_at_once) const {
   if (!dp_.gather_as) return 0;
   const auto held = [](int64_t units, int64_t at_once) { return Count(std::min(units, at_once)); };
-  const auto change = [&](int64_t all, int64_t in_8_bits, int64_t at_once, Count unit,
-                          Count weights) {
-    const Count more =
-        held(in_8_bits, at_once) + held(all - in_8_bits, at_once) - held(all, at_once);
-    return more * unit * e_ - held(in_8_bits, at_once) * weights * (e_ - 1);
+  const auto change = [&](int64_t all, int64_t float8, int64_t at_once, Count unit, Count weights) {
+    const Count more = held(float8, at_once) + held(all - float8, at_once) - held(all, at_once);
+    return more * unit * e_ - held(float8, at_once) * weights * (e_ - 1);
   };
   Count bytes = 0;
   if (l_.gradient_ranks() > 1)

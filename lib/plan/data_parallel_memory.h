@@ -32,7 +32,7 @@ class DataParallelMemory {
 
  private:
   Count full_units(int64_t layers_at_once, int64_t experts_at_once) const;
-  Count quantized_units(int64_t layers_at_once, int64_t experts_at_once) const;
+  Count float8_unit_change(int64_t layers_at_once, int64_t experts_at_once) const;
   std::vector<Count> matrices_from_the_end() const;
   Count largest_piece() const;
   Count largest_expert_piece() const;

@@ -50,8 +50,8 @@ class Estimator {
                        frozen ? small * moment_bytes()
                               : moments(rank_.of_layers()) + rank_.of_tables() * moment_bytes(),
                        data_ranks(l_.dp_shard * l_.cp),
-                       rank_.in_8_bits(),
-                       rank_.weights_in_8_bits()},
+                       rank_.of_float8_layers(),
+                       rank_.float8_weights()},
         experts{of_experts + of_expert_adapters,
                 frozen ? of_expert_adapters : of_experts,
                 frozen ? of_expert_adapters * moment_bytes() : moments(of_experts),
@@ -81,7 +81,7 @@ class Estimator {
     // The micro-batch whose backward runs no longer keeps what the output layer left.
     out.activations = T_ * (kept_per_token() + received_per_token() - left_by_head()) + backward;
     out.logits = rank_.has_head() ? std::max<Count>(0, head() - backward) + deferred() : 0;
-    const Count lasting = data_.gathered_parameters() + float8_weights();
+    const Count lasting = data_.gathered_parameters() + float8_copies();
     out.buffers = lasting + data_.reduction_buffers() + context_buffers();
     out.workspace = kernel_workspace(plan_, layer_, layers_.all() > 0);
     // What follows the last layer's backward, and the update, use the memory of activations and
@@ -95,12 +95,12 @@ class Estimator {
 
  private:
   struct Spread {
-    Count parameters;  // elements of this rank before they are sharded
-    Count trained;     // those of them that are not frozen
-    Count moments;     // bytes of their optimizer state, without master weights
-    Count ranks;       // the ranks over which they are sharded
-    Count in_8_bits;   // elements of layers in 8 bits
-    Count quantized;   // those of them that GEMMs read in 8 bits
+    Count parameters;        // elements of this rank before they are sharded
+    Count trained;           // those of them that are not frozen
+    Count moments;           // bytes of their optimizer state, without master weights
+    Count ranks;             // the ranks over which they are sharded
+    Count of_float8_layers;  // elements of layers whose GEMMs are in 8 bits
+    Count float8_weights;    // those of them that these GEMMs read
   };
 
   // Bytes of the values that a rank keeps from step to step. Weights that are gathered in 8 bits
@@ -109,9 +109,9 @@ class Estimator {
   Count values(const Spread& s) const {
     const bool sharded = dp_.shards == ShardLevel::parameters;
     if (!dp_.gather_as || s.ranks == 1) return s.parameters * e_ / (sharded ? s.ranks : 1);
-    if (sharded) return (s.parameters * e_ + s.quantized) / s.ranks;
-    return (s.in_8_bits * e_ + s.quantized) / s.ranks + (s.parameters - s.quantized) * e_ +
-           s.quantized;
+    if (sharded) return (s.parameters * e_ + s.float8_weights) / s.ranks;
+    return (s.of_float8_layers * e_ + s.float8_weights) / s.ranks +
+           (s.parameters - s.float8_weights) * e_ + s.float8_weights;
   }
 
   // The bytes of AdamW's two moments, for one parameter.
@@ -335,13 +335,13 @@ class Estimator {
 
   // Bytes of the quantized copies of the linears' weights. Experts have one copy for forward and
   // backward.
-  Count float8_weights() const {
+  Count float8_copies() const {
     const Fp8WeightCache& kept = plan_.fp8_weights;
     const bool gathered = dp_.gather_as.has_value();
     const int copies = gathered && l_.gradient_ranks() > 1 ? kept.backward : kept.copies();
     const bool experts = kept.copies() > 0 && !(gathered && rank_.expert_shards() > 1);
     return plan_.fp8.formats.weight.bytes_with_scales() *
-           (copies * rank_.weights_in_8_bits() +
+           (copies * rank_.float8_weights() +
             (experts ? Count(layers_.float8_moe) * rank_.of_experts() : 0));
   }
   // Bytes that context parallelism has in transit; all layers share them. Gradients of keys and

@@ -103,25 +103,25 @@ Count RankParameters::of_experts() const {
   return size_.moe.experts / Count(l_.ep) * size_.moe.expert / Count(l_.expert_tp);
 }
 
-Count RankParameters::in_8_bits() const {
-  return of_layers_in_8_bits(of_layer(false), of_layer(true)) +
-         (predicts_in_8_bits() ? size_.mtp : 0);
+Count RankParameters::of_float8_layers() const {
+  return sum_of_float8_layers(of_layer(false), of_layer(true)) +
+         (predicts_in_float8() ? size_.mtp : 0);
 }
 
-Count RankParameters::weights_in_8_bits() const {
-  return of_layers_in_8_bits(linear_weights(false), linear_weights(true)) +
-         (predicts_in_8_bits() ? whole_of_predictions_ : 0);
+Count RankParameters::float8_weights() const {
+  return sum_of_float8_layers(linear_weights(false), linear_weights(true)) +
+         (predicts_in_float8() ? whole_of_predictions_ : 0);
 }
 
 Count RankParameters::linear_weights(bool moe) const {
   return of_layer(moe) - of_kind(moe).replicated + whole_of_layer_;
 }
 
-Count RankParameters::of_layers_in_8_bits(Count dense, Count moe) const {
+Count RankParameters::sum_of_float8_layers(Count dense, Count moe) const {
   return Count(layers_.float8 - layers_.float8_moe) * dense + Count(layers_.float8_moe) * moe;
 }
 
-bool RankParameters::predicts_in_8_bits() const {
+bool RankParameters::predicts_in_float8() const {
   return has_predictions() && plan_.fp8.has(plan_.model.layer_count() - 1);
 }
 

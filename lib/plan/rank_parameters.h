@@ -37,16 +37,16 @@ class RankParameters {
   // Of a dense layer, or of a layer with experts without them.
   Count of_layer(bool moe) const;
 
-  // Of the layers in 8 bits, without experts; and of those of them that GEMMs read in 8 bits.
-  Count in_8_bits() const;
-  Count weights_in_8_bits() const;
+  // Of the layers whose GEMMs are in 8 bits, without experts; and those of them that GEMMs read.
+  Count of_float8_layers() const;
+  Count float8_weights() const;
   // Of the weights of a layer's linears, without the projection of multi-token prediction.
   Count linear_weights(bool moe) const;
 
  private:
   const LayerParameters& of_kind(bool moe) const { return moe ? size_.moe : size_.dense; }
-  Count of_layers_in_8_bits(Count dense, Count moe) const;
-  bool predicts_in_8_bits() const;
+  Count sum_of_float8_layers(Count dense, Count moe) const;
+  bool predicts_in_float8() const;
 
   const RunPlan& plan_;
   const Layout& l_;
