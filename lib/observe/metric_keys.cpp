@@ -18,6 +18,7 @@ constexpr std::string_view kSpread = "the model has experts, and `ep_size` is ab
 constexpr std::string_view kFp16 = "`mixed_precision` is one of fp16";
 constexpr std::string_view kTimed = "timed steps of several ranks, for kinds that communicated";
 constexpr std::string_view kRanks = "timed steps of several ranks";
+constexpr std::string_view kOfMost = "the same on the rank that has most of this category";
 constexpr std::string_view kSpeeds =
     "every 50th step of several ranks, for `train.straggler: warn`";
 constexpr std::string_view kPaired = "timed steps in which a forward and a backward run as a pair";
@@ -48,11 +49,23 @@ constexpr MetricKey kKeys[] = {
      "largest memory of rank 0 on its device since its start"},
     {"memory_peak.max", Record::step, "bytes", "the same on the rank that needs most", kRanks},
     {"memory_peak.max_rank", Record::step, "", "that rank", kRanks},
-    {"memory_peak.activations", Record::step, "bytes", "largest memory of rank 0 for activations"},
+    {"memory_peak.params", Record::step, "bytes",
+     "largest memory of rank 0 for parameters; the categories need not be largest at the same "
+     "time"},
+    {"memory_peak.params.max", Record::step, "bytes", kOfMost, kRanks},
+    {"memory_peak.grads", Record::step, "bytes", "the same for gradients"},
+    {"memory_peak.grads.max", Record::step, "bytes", kOfMost, kRanks},
+    {"memory_peak.optimizer", Record::step, "bytes", "the same for the state of the optimizer"},
+    {"memory_peak.optimizer.max", Record::step, "bytes", kOfMost, kRanks},
+    {"memory_peak.activations", Record::step, "bytes", "the same for activations"},
+    {"memory_peak.activations.max", Record::step, "bytes", kOfMost, kRanks},
     {"memory_peak.buffers", Record::step, "bytes",
      "the same for buffers, such as those of communication"},
+    {"memory_peak.buffers.max", Record::step, "bytes", kOfMost, kRanks},
     {"memory_peak.workspace", Record::step, "bytes", "the same for the workspace of kernels",
      "kernels use workspace, on a GPU"},
+    {"memory_peak.workspace.max", Record::step, "bytes", kOfMost,
+     "kernels use workspace, on a GPU; timed steps of several ranks"},
     {"memory_planned", Record::step, "bytes",
      "planned memory of the rank that needs most, without that of NCCL"},
     {"checkpoint.failed_saves", Record::step, "saves",

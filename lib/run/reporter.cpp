@@ -130,22 +130,19 @@ void Reporter::step(const train::StepStats& s, const StepFigures& figures) {
                     .mfu = mfu,
                     .step_s = step_s},
                    stays);
-  const device::Allocator& memory = trainer_.device().allocator();
-  std::vector<observe::Metric> metrics{
-      {"loss", s.loss},
-      {"lr", double(s.lr)},
-      {"grad_norm", double(s.grad_norm)},
-      tokens_of_run(s, trainer_.plan()),
-      {"total_steps", last},
-      {"step_ms", double(figures.step_ns) * 1e-6},
-      {"tokens_per_s", rate},
-      {"mfu", mfu > 1 ? observe::StepProgress::kUnknown : mfu},
-      {"memory_peak", figures.memory},
-      {"memory_peak.activations", memory.usage(device::MemoryCategory::activations).peak},
-      {"memory_peak.buffers", memory.usage(device::MemoryCategory::buffers).peak},
-      {"memory_planned", planned_memory(trainer_.plan())}};
+  std::vector<observe::Metric> metrics{{"loss", s.loss},
+                                       {"lr", double(s.lr)},
+                                       {"grad_norm", double(s.grad_norm)},
+                                       tokens_of_run(s, trainer_.plan()),
+                                       {"total_steps", last},
+                                       {"step_ms", double(figures.step_ns) * 1e-6},
+                                       {"tokens_per_s", rate},
+                                       {"mfu", mfu > 1 ? observe::StepProgress::kUnknown : mfu},
+                                       {"memory_peak", figures.memory},
+                                       {"memory_planned", planned_memory(trainer_.plan())}};
   add_saves(metrics);
   std::deque<std::string> names;  // owns the names; a Metric holds a view
+  add_memory(figures, metrics, names);
   for (size_t k = 0; k < s.mtp_losses.size(); ++k)
     metrics.push_back({names.emplace_back(fmt::format("mtp_loss.{}", k + 1)), s.mtp_losses[k]});
   if (scaled) metrics.push_back({"loss_scale", s.loss_scale});
@@ -167,13 +164,26 @@ void Reporter::step(const train::StepStats& s, const StepFigures& figures) {
     if (trainer_.plan().model.experts()->capacity_factor > 0)
       metrics.push_back({"moe.dropped", s.experts->dropped});
   }
-  // Only GPU kernels use workspace.
-  if (const int64_t workspace = memory.usage(device::MemoryCategory::workspace).peak)
-    metrics.push_back({"memory_peak.workspace", workspace});
   if (figures.timed) add_communication(figures, metrics, names);
   if (figures.stragglers) add_stragglers(*figures.stragglers, s.step, metrics);
   record(s.step, metrics);
   if (warm_profile_ && steps_ == kWarmUpSteps) warm_profile_->reset();
+}
+
+void Reporter::add_memory(const StepFigures& figures, std::vector<observe::Metric>& metrics,
+                          std::deque<std::string>& names) {
+  for (int i = 0; i < device::kMemoryCategories; ++i) {
+    const auto category = device::MemoryCategory(i);
+    const auto add = [&](const char* suffix, int64_t bytes) {
+      // Only GPU kernels use workspace.
+      if (category == device::MemoryCategory::workspace && bytes == 0) return;
+      metrics.push_back({names.emplace_back(fmt::format("memory_peak.{}{}",
+                                                        device::category_name(category), suffix)),
+                         bytes});
+    };
+    add("", figures.memory_of[size_t(i)]);
+    if (figures.largest) add(".max", figures.largest->memory_of[size_t(i)].value);
+  }
 }
 
 void Reporter::add_stragglers(const observe::StragglerFinder::Check& check, int64_t step,

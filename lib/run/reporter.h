@@ -68,6 +68,9 @@ class Reporter {
   void note_skipped(const train::StepStats& stats);
   void add_stragglers(const observe::StragglerFinder::Check& check, int64_t step,
                       std::vector<observe::Metric>& metrics);
+  // Adds the largest memory by category. `names` owns the names of its metrics.
+  void add_memory(const StepFigures& figures, std::vector<observe::Metric>& metrics,
+                  std::deque<std::string>& names);
   void add_saves(std::vector<observe::Metric>& metrics);
   std::string saves_text() const;  // the saves in the background
   // Adds a timed step's communication to its metrics; `names` owns the metrics' names.

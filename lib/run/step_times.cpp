@@ -46,6 +46,9 @@ StepFigures StepTimes::step(const train::StepStats& stats) {
   StepFigures figures{.step_ns = std::max<int64_t>(0, time.count()),
                       .memory = trainer_.device().allocator().total().peak,
                       .timed = exposure_ && timed_};
+  for (int i = 0; i < device::kMemoryCategories; ++i)
+    figures.memory_of[size_t(i)] =
+        trainer_.device().allocator().usage(device::MemoryCategory(i)).peak;
   last_ = stats.ended;
   ++steps_;
   // Before the sums are read: turning the timing off waits for the last times.
@@ -95,9 +98,13 @@ void StepTimes::time_step(int64_t n, int64_t step) {
 }
 
 StepFigures::Largest StepTimes::largest(const StepFigures& own) const {
-  const auto all =
-      trainer_.control().largest({own.step_ns, own.memory, own.exposed_ns(), own.compute_ns});
-  return {.step_ns = all[0], .memory = all[1], .exposed_ns = all[2], .compute_ns = all[3]};
+  std::vector<int64_t> figures{own.step_ns, own.memory, own.exposed_ns(), own.compute_ns};
+  figures.insert(figures.end(), own.memory_of.begin(), own.memory_of.end());
+  const auto all = trainer_.control().largest(figures);
+  StepFigures::Largest largest{
+      .step_ns = all[0], .memory = all[1], .exposed_ns = all[2], .compute_ns = all[3]};
+  std::copy(all.begin() + 4, all.end(), largest.memory_of.begin());
+  return largest;
 }
 
 void StepTimes::pause() {

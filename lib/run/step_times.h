@@ -1,5 +1,6 @@
 // How long steps take on each rank, and what the longest and largest are over all ranks.
 #pragma once
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -8,6 +9,7 @@
 
 #include "base/step_range.h"
 #include "comm/host_collectives.h"
+#include "device/allocator.h"
 #include "observe/exposure.h"
 #include "observe/profile.h"
 #include "observe/stragglers.h"
@@ -19,6 +21,8 @@ namespace mtrain::run {
 struct StepFigures {
   int64_t step_ns = 0;  // since the step before, or since the last pause
   int64_t memory = 0;   // the largest since the process began, in bytes
+  // The same by category. The categories need not have been largest at the same time.
+  std::array<int64_t, device::kMemoryCategories> memory_of{};
   double step_s() const { return double(step_ns) * 1e-9; }
   // The launches of the step were timed. The members below are empty otherwise.
   bool timed = false;
@@ -29,6 +33,7 @@ struct StepFigures {
   // the same integers.
   struct Largest {
     comm::HostCollectives::Largest step_ns, memory, exposed_ns, compute_ns;
+    std::array<comm::HostCollectives::Largest, device::kMemoryCategories> memory_of;
   };
   std::optional<Largest> largest;
   // The comparison of the last steps; on rank 0 alone, every StragglerFinder::kEvery steps.

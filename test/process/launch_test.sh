@@ -160,6 +160,9 @@ for s in steps:
     for key in ("step_ms", "memory_peak", "compute.busy_ms"):
         assert s[key + ".max"] >= s[key] > 0, (key, s)
         assert s[key + ".max_rank"] in (0, 1), (key, s)
+    for category in ("params", "grads", "optimizer", "activations"):
+        assert s[f"memory_peak.{category}.max"] > s[f"memory_peak.{category}"] > 0, (category, s)
+    assert s["memory_peak.buffers.max"] >= s["memory_peak.buffers"], s
     exposed = sum(v for k, v in s.items() if k.startswith("comm.") and k.endswith(".exposed_ms"))
     assert s["comm.exposed_ms.max"] > exposed - 1e-6, s
     assert s["compute.busy_ms.max_rank"] == s["memory_peak.max_rank"] == 1, s
