@@ -20,6 +20,7 @@
 #include "predict/cluster_costs.h"
 #include "predict/layout_search.h"
 #include "predict/prediction_text.h"
+#include "predict/rank_memory.h"
 #include "predict/ranking_text.h"
 #include "predict/recorded_step.h"
 #include "predict/step_model.h"
@@ -31,7 +32,7 @@ namespace mtrain {
 namespace {
 
 struct PlanOptions : ClusterPlanWords {
-  bool json = false;
+  bool json = false, memory = false;
   std::string timeline;  // a file for what happens over time; empty: none
   bool search = false, advice = false;
   std::string free, objective = "speed", output;
@@ -44,7 +45,14 @@ bool fits(const predict::Prediction& p, const plan::Cluster& cluster) {
                              [&](double bytes) { return bytes <= cluster.usable_bytes(); });
 }
 
-std::string prediction_json(const predict::Prediction& p, const ClusterPlan& planned) {
+nlohmann::ordered_json peaks_json(const plan::MemoryPeaks& m) {
+  return {{"params", m.params},           {"grads", m.grads},     {"optimizer", m.optimizer},
+          {"activations", m.activations}, {"buffers", m.buffers}, {"total", m.total}};
+}
+
+// `ranks` is empty unless the memory by category was asked for.
+std::string prediction_json(const predict::Prediction& p, const ClusterPlan& planned,
+                            const std::vector<predict::RankMemory>& ranks) {
   nlohmann::ordered_json j;
   j["ranks"] = planned.plan.layout.world;
   j["cluster"] = planned.cluster.source;
@@ -58,6 +66,10 @@ std::string prediction_json(const predict::Prediction& p, const ClusterPlan& pla
     if (p.busy(axis) > 0)
       j["communication"][axis] = {{"busy_s", p.busy(axis)}, {"exposed_s", p.exposed(axis)}};
   j["memory_bytes"] = p.memory;
+  for (const predict::RankMemory& rank : ranks)
+    j["memory_by_category"].push_back({{"pp_rank", rank.pp_rank},
+                                       {"planned", peaks_json(rank.planned)},
+                                       {"recorded", peaks_json(rank.recorded)}});
   j["usable_bytes"] = planned.cluster.usable_bytes();
   j["fits"] = fits(p, planned.cluster);
   j["warnings"] = nlohmann::ordered_json::array();
@@ -169,6 +181,8 @@ void check_words(const CLI::App& command, const PlanOptions& o) {
   if (o.advice && !o.timeline.empty())
     mistakes.add("--timeline", "shows one layout, and --advice compares many",
                  "leave one of the two out");
+  if (o.memory && (o.advice || o.search))
+    mistakes.add("--memory", "shows one layout", "predict a ranked layout by its settings");
   if (!o.timeline.empty() && !predict::timeline_format(o.timeline))
     mistakes.add("--timeline", o.timeline + " is neither a picture nor a trace",
                  "write a name that ends in .svg, .html or .json");
@@ -185,9 +199,12 @@ void show_plan(const PlanOptions& o) {
       planned.plan, planned.cluster,
       format ? predict::parts_for_timeline(planned.plan) : predict::RecordedParts::few);
   const predict::Prediction p = model.price(*costs);
-  const std::string text = o.json ? prediction_json(p, planned)
-                                  : predict::prediction_text(p, planned.plan, planned.cluster,
-                                                             line_width(STDOUT_FILENO));
+  const auto memory =
+      o.memory ? predict::memory_of_ranks(planned.plan) : std::vector<predict::RankMemory>();
+  const int width = line_width(STDOUT_FILENO);
+  std::string text = o.json ? prediction_json(p, planned, memory)
+                            : predict::prediction_text(p, planned.plan, planned.cluster, width);
+  if (o.memory && !o.json) text += "\n" + predict::rank_memory_text(memory, width);
   std::fputs(text.c_str(), stdout);
   std::fflush(stdout);  // before the warnings on stderr
   tell(planned.diagnostics);
@@ -233,6 +250,9 @@ void add_plan_command(CLI::App& app) {
                       "write the ranks' work over time to this .svg or .html file, or as a trace "
                       "for Perfetto and `mtrain timeline` to this .json file");
   command->add_flag("--json", o->json, "as JSON, with all figures");
+  command->add_flag("--memory", o->memory,
+                    "also the memory by category: planned, and of a recorded step of each "
+                    "pipeline rank");
   command->add_flag("--search", o->search, "rank layouts of the recipe instead");
   command->add_flag("--advice", o->advice,
                     "compare the sizing guide with the best layouts within and outside of it");

@@ -9,6 +9,7 @@
 #include "plan/expert_traffic.h"
 #include "plan/kernel_workspace.h"
 #include "plan/layer_activations.h"
+#include "plan/memory_peaks.h"
 #include "plan/rank_parameters.h"
 #include "plan/run_plan.h"
 
@@ -81,19 +82,39 @@ class Estimator {
     // The micro-batch whose backward runs no longer keeps what the output layer left.
     out.activations = T_ * (kept_per_token() + received_per_token() - left_by_head()) + backward;
     out.logits = rank_.has_head() ? std::max<Count>(0, head() - backward) + deferred() : 0;
-    const Count lasting = data_.gathered_parameters() + float8_copies();
-    out.buffers = lasting + data_.reduction_buffers() + context_buffers();
+    const Buffers buffers = this->buffers();
+    out.buffers = buffers.lasting + buffers.passing;
     out.workspace = kernel_workspace(plan_, layer_, layers_.all() > 0);
     // What follows the last layer's backward, and the update, use the memory of activations and
     // logits. With CUDA graphs they keep it.
     const Count free = plan_.graphs.on ? 0 : out.activations + out.logits;
-    const Count at_end =
-        std::max({data_.table_reduction(), data_.replicated_gradients(), update_buffers()});
-    out.buffers = std::max(out.buffers, lasting + at_end - free);
+    out.buffers = std::max(out.buffers, buffers.lasting + buffers.at_end - free);
     return out;
   }
 
+  MemoryPeaks peaks() const {
+    const MemoryEstimate all = estimate();
+    const Buffers buffers = this->buffers();
+    return {.params = all.params,
+            .grads = all.grads,
+            .optimizer = all.optimizer,
+            .activations = all.activations + all.logits,
+            .buffers = buffers.lasting + std::max(buffers.passing, buffers.at_end),
+            .total = all.total() - all.workspace - all.nccl};
+  }
+
  private:
+  // Bytes of the buffers that exist from step to step, of the others while passes run, and of those
+  // that follow the last layer's backward.
+  struct Buffers {
+    Count lasting, passing, at_end;
+  };
+  Buffers buffers() const {
+    return {data_.gathered_parameters() + float8_copies() + rotary_tables() + inputs(),
+            data_.reduction_buffers() + context_buffers(),
+            std::max({data_.table_reduction(), data_.replicated_gradients(), update_buffers()})};
+  }
+
   struct Spread {
     Count parameters;        // elements of this rank before they are sharded
     Count trained;           // those of them that are not frozen
@@ -344,6 +365,32 @@ class Estimator {
            (copies * rank_.float8_weights() +
             (experts ? Count(layers_.float8_moe) * rank_.of_experts() : 0));
   }
+  // Bytes of the tokens, labels and positions of a step's micro-batches, in 32 bits. Multi-token
+  // prediction has tokens and labels of each depth, too.
+  Count inputs() const {
+    return 4 * T_ * Count(l_.step_micro_batches()) * Count(3 + 2 * plan_.model.mtp.depths);
+  }
+  // Bytes of the cosines and sines of all positions, in fp32. Layers of a stage that rotate alike
+  // share them.
+  Count rotary_tables() const {
+    int64_t elements = 0, first = 0;
+    for (int64_t s = 0; s < int64_t(l_.layers_of_stage.size()); ++s) {
+      const int64_t end = first + l_.layers_of_stage[size_t(s)];
+      if (!std::ranges::count(stages_, s)) {
+        first = end;
+        continue;
+      }
+      std::vector<const spec::Rotary*> different;
+      for (; first < end; ++first) {
+        const spec::Rotary& rotary = plan_.model.layer(first).grouped().rotary;
+        if (std::ranges::any_of(different, [&](const auto* known) { return *known == rotary; }))
+          continue;
+        different.push_back(&rotary);
+        elements += plan_.sample_length * rotary.dims;
+      }
+    }
+    return 4 * Count(elements);
+  }
   // Bytes that context parallelism has in transit; all layers share them. Gradients of keys and
   // values travel in fp32.
   Count context_buffers() const {
@@ -403,6 +450,11 @@ MemoryEstimate estimate_memory(const RunPlan& plan, int64_t pp_rank, PairOrders&
 
 MemoryEstimate estimate_own_memory(const RunPlan& plan, int64_t pp_rank, PairOrders& orders) {
   return Estimator(plan, pp_rank, 1, orders).estimate();
+}
+
+MemoryPeaks estimate_peaks(const RunPlan& plan, int64_t pp_rank) {
+  PairOrders orders;
+  return Estimator(plan, pp_rank, 1, orders).peaks();
 }
 
 }  // namespace mtrain::plan

@@ -198,6 +198,11 @@ python3 -c 'import sys, xml.dom.minidom as x; x.parse(sys.argv[1])' "$work/s.svg
 expect "a prediction" 0 "32 ranks: dp 32" "uncalibrated" "where the time goes" "memory of pp rank" -- \
   plan --recipe llama3_8b --cluster dgx_h100 --world-size 32
 expect "a prediction for all devices of a cluster" 0 '"ranks": 2' '"parts_s"' -- plan --recipe quickstart --cluster cpu_2cores --json
+expect "memory by category" 0 '"memory_by_category"' '"planned"' '"recorded"' '"activations"' -- \
+  plan --recipe quickstart --cluster cpu_2cores --json --memory
+expect "memory by category as text" 0 "planned" "recorded" "activations" -- plan --recipe quickstart --cluster cpu_2cores --memory
+expect "memory by category of a search" 2 "--memory" "shows one layout" -- \
+  plan --recipe llama3_8b --cluster dgx_h100 --search --memory
 expect "a picture of a prediction" 0 "exposed pp" -- plan --recipe mixtral_8x7b --cluster dgx_h100 --timeline "$work/plan.svg"
 python3 -c 'import sys, xml.dom.minidom as x; x.parse(sys.argv[1])' "$work/plan.svg" 2>"$work/out" || fail "plan --timeline is not XML"
 expect "a picture without a pipeline" 0 "step  " -- plan --recipe quickstart --cluster cpu_2cores --timeline "$work/plan.html"
