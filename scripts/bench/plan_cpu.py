@@ -2,12 +2,15 @@
 """Compares what `mtrain plan` predicts with trainings on two CPU cores: step times, exposed communication and memory.
 
   scripts/bench/plan_cpu.py [--build build/release] [--calibration FOLDER] [--seconds 60] [--rounds 3] [--steps 8] [--only WORD]
-    [--output FILE]
+    [--memory-only] [--output FILE]
 
 First measures the machine by `mtrain calibrate`, with one rank and with two, whose models have other shapes than those here. --calibration
 keeps the files in FOLDER, and uses those that it has. Then each case is predicted, and trained in --rounds rounds over all cases. A
 figure is the median over the steps of all rounds, without the first two steps of each training. --nice starts the processes with
 another priority, such as -15 on a machine that is not idle.
+
+A second table has the largest memory of each category: planned by formula, recorded by `mtrain plan --memory`, and measured by the
+allocators of a training. --memory-only compares only that, in one round of three steps, without a calibration.
 """
 import argparse
 import json
@@ -54,8 +57,8 @@ LAYOUTS = {
 LINKS = {"none": [], "slow": ["comm.link.gbps=1", "comm.link.latency_us=200"]}
 CLUSTER = """gpu: {kind: cpu, memory_gib: 6, peak_tflops: {fp32: 0.08, bf16: 0.08}}
 domain: {gpus: 2, gbps: 32, latency_us: 5}
-calibration: %s
-"""
+%s"""
+CATEGORIES = ("params", "grads", "optimizer", "activations", "buffers", "total")
 
 
 def cases():
@@ -100,12 +103,12 @@ def calibrate(programs, folder, seconds):
         file = folder / f"{name}.yaml"
         if not file.exists():
             print(programs.run(["calibrate", "--output", str(file), "--seconds", str(seconds), "--threads", "1"], folder, ranks), flush=True)
-        (folder / f"cluster_{ranks}.yaml").write_text(CLUSTER % file.name)
+        (folder / f"cluster_{ranks}.yaml").write_text(CLUSTER % f"calibration: {file.name}\n")
 
 
 def predict(programs, folder, recipe, ranks, settings):
     return json.loads(programs.run(["plan", "--recipe", str(recipe), "--cluster", str(folder / f"cluster_{ranks}.yaml"), "--world-size",
-                                    str(ranks), "--json", *settings], folder))
+                                    str(ranks), "--json", "--memory", *settings], folder))
 
 
 def train(programs, folder, recipe, ranks, settings):
@@ -126,6 +129,19 @@ def train(programs, folder, recipe, ranks, settings):
         steps.append((record["step_ms"] / 1e3, exposed))
         peaks = {k: v for k, v in record.items() if k.startswith("memory_peak")}
     return steps, peaks
+
+
+def memory_rows(case, predicted, peaks):
+    """-> rows of rank 0, and for a pipeline of the largest figures of all ranks: bytes of each category"""
+    ranks = predicted["memory_by_category"]
+    rows = []
+    for name, suffix, of_plan in [("rank 0", "", ranks[:1]), ("most of a rank", ".max", ranks)][:1 if len(ranks) == 1 else 2]:
+        for category in CATEGORIES:
+            key = "memory_peak" + suffix if category == "total" else f"memory_peak.{category}{suffix}"
+            planned, recorded = (max(r[kind][category] for r in of_plan) for kind in ("planned", "recorded"))
+            rows.append({"case": case, "rank": name, "category": category, "planned": planned, "recorded": recorded,
+                         "measured": peaks[key]})
+    return rows
 
 
 def row_of(case, predicted, steps):
@@ -160,6 +176,33 @@ def table(rows):
     return text
 
 
+def error_text(row, kind):
+    """How far the figure is off the measured one; two figures of zero do not differ."""
+    if row[kind] == row["measured"]:
+        return "0.0 %"
+    return f"{100 * (row[kind] / row['measured'] - 1):+.1f} %" if row["measured"] else "nothing measured"
+
+
+def near(row, kind):
+    return abs(row[kind] - row["measured"]) <= 0.05 * row["measured"]
+
+
+def memory_table(rows):
+    text = ("| model | layout | link | rank | category | planned KiB | recorded KiB | measured KiB | planned | recorded |\n"
+            "|---|---|---|---|---|---:|---:|---:|---:|---:|\n")
+    for r in rows:
+        text += (f"| {' | '.join(r['case'])} | {r['rank']} | {r['category']} | "
+                 f"{' | '.join(f'{r[kind] / 1024:.1f}' for kind in ('planned', 'recorded', 'measured'))} | {error_text(r, 'planned')} | "
+                 f"{error_text(r, 'recorded')} |\n")
+    text += "\nwithin 5 % of the measured memory:\n"
+    for category in CATEGORIES:
+        of_category = [r for r in rows if r["category"] == category]
+        text += (f"- {category}: {sum(near(r, 'planned') for r in of_category)} of {len(of_category)} planned, "
+                 f"{sum(near(r, 'recorded') for r in of_category)} recorded\n")
+    return text + (f"- all: {sum(near(r, 'planned') for r in rows)} of {len(rows)} planned, "
+                   f"{sum(near(r, 'recorded') for r in rows)} recorded\n")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", default="build/release")
@@ -169,30 +212,40 @@ def main():
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--only", default="")
     parser.add_argument("--nice", type=int, default=0)
+    parser.add_argument("--memory-only", action="store_true")
     parser.add_argument("--output")
     o = parser.parse_args()
+    if o.memory_only:
+        o.rounds, o.steps = 1, 3
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with tempfile.TemporaryDirectory() as made:
         folder = pathlib.Path(o.calibration or made).resolve()
         folder.mkdir(parents=True, exist_ok=True)
         programs = Programs(o.build, o.nice)
-        calibrate(programs, folder, o.seconds)
+        if o.memory_only:
+            for ranks in (1, 2):
+                (folder / f"cluster_{ranks}.yaml").write_text(CLUSTER % "")
+        else:
+            calibrate(programs, folder, o.seconds)
         chosen = [c for c in cases() if o.only in " / ".join(c)]
         recipes = {}
         for name, (model, batch, vocabulary, length) in MODELS.items():
             recipes[name] = folder / f"{name}.yaml"
             recipes[name].write_text(f"model: {model}" + COMMON % (o.steps, batch, vocabulary, length))
         predictions = {c: predict(programs, folder, recipes[c[0]], *settings_of(c[1], c[2])) for c in chosen}
-        steps = {c: [] for c in chosen}
+        steps, memory = {c: [] for c in chosen}, {}
         for round_number in range(o.rounds):
             for c in chosen:
-                steps[c] += train(programs, folder, recipes[c[0]], *settings_of(c[1], c[2]))[0]
+                of_run, peaks = train(programs, folder, recipes[c[0]], *settings_of(c[1], c[2]))
+                steps[c] += of_run
+                memory[c] = memory_rows(c, predictions[c], peaks)
                 print(f"round {round_number + 1}: {' / '.join(c)}: {1e3 * predictions[c]['step_s']:.1f} ms predicted, "
                       f"{1e3 * statistics.median(s for s, _ in steps[c]):.1f} measured", flush=True)
-        rows = [row_of(c, predictions[c], steps[c]) for c in chosen]
-        print("\n" + table(rows))
+        rows = [] if o.memory_only else [row_of(c, predictions[c], steps[c]) for c in chosen]
+        of_memory = [row for c in chosen for row in memory[c]]
+        print("\n" + (table(rows) + "\n" if rows else "") + memory_table(of_memory))
         if o.output:
-            pathlib.Path(o.output).write_text(json.dumps(rows, indent=1))
+            pathlib.Path(o.output).write_text(json.dumps({"times": rows, "memory": of_memory}, indent=1))
 
 
 if __name__ == "__main__":
