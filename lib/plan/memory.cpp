@@ -12,6 +12,7 @@
 #include "plan/memory_peaks.h"
 #include "plan/rank_parameters.h"
 #include "plan/run_plan.h"
+#include "schedule/catalog.h"
 
 namespace mtrain::plan {
 
@@ -110,9 +111,10 @@ class Estimator {
     Count lasting, passing, at_end;
   };
   Buffers buffers() const {
-    return {data_.gathered_parameters() + float8_copies() + rotary_tables() + inputs(),
-            data_.reduction_buffers() + context_buffers(),
-            std::max({data_.table_reduction(), data_.replicated_gradients(), update_buffers()})};
+    return {data_.gathered_parameters() + float8_copies() + rotary_tables() + sums_of_step(),
+            inputs() + data_.reduction_buffers() + context_buffers(),
+            std::max({inputs() + data_.table_reduction(), data_.replicated_gradients(),
+                      update_buffers()})};
   }
 
   struct Spread {
@@ -223,11 +225,24 @@ class Estimator {
     const Count chunk = all / chunks, layer = all / std::max<Count>(1, Count(layers_.all()));
     const int64_t delayed = plan_.pipeline.delayed_layers;
     const Count last = delayed > 1 ? layer + unsent_per_token(delayed - 1) : 0;
-    return chunk * chunks_held(shape_, pp_rank_,
-                               {.sizes = chunk_sizes(),
-                                .wgrad_inputs = wgrad_inputs / all,
-                                .pair = std::max(pair_per_token(layer), last) / chunk,
-                                .unsent = unsent_per_token(delayed) / chunk});
+    const Count held = chunk * chunks_held(shape_, pp_rank_,
+                                           {.sizes = chunk_sizes(),
+                                            .wgrad_inputs = wgrad_inputs / all,
+                                            .pair = std::max(pair_per_token(layer), last) / chunk,
+                                            .unsent = unsent_per_token(delayed) / chunk});
+    return held - apart_per_token();
+  }
+
+  // Bytes per token that are counted twice in schedules with separate weight gradients: the most
+  // that is held, after a layer's input gradients, and the widest gradients, early in the layer. At
+  // the layer's end there are gradients of its input, of the residual stream and of the norm alone.
+  Count apart_per_token() const {
+    const bool split = !shape_.table && schedule::schedule_kind(shape_.schedule).wgrads ==
+                                            schedule::WgradTiming::all_later;
+    if (!split || layers_.all() == 0 || recomputes_layers()) return 0;
+    const bool moe = layers_.moe > 0;
+    const Count grows = layer_.wgrad_inputs_per_token(moe) - layer_.kept_per_token(moe);
+    return std::max<Count>(0, std::min(grows, passing_per_token() - 3 * layer_.hidden() * e_));
   }
 
   // Bytes per token that a loss leaves for backward: the final norm's input, and its output's
@@ -335,7 +350,12 @@ class Estimator {
   Count head() const {
     const Count norm_input = rank_.has_predictions() ? layer_.residual() * e_ : 0,
                 result = layer_.sharded_residual() * e_ + (head_e_ > e_ ? layer_.hidden() * e_ : 0);
-    return T_ * (norm_input + 2 * layer_.hidden() * head_e_ + 4) + std::max(logits(), T_ * result);
+    // Rows that come from the stage before are its inputs, unless tp or the head's type copies
+    // them.
+    const bool copies = layer_.sharded_residual() > 0 || head_e_ > e_;
+    const Count inputs = l_.predicts_apart && !copies ? 1 : 2;
+    return T_ * (norm_input + inputs * layer_.hidden() * head_e_ + 4) +
+           std::max(logits(), T_ * result);
   }
 
   // The logits of a token, of all ranks of tp.
@@ -369,6 +389,15 @@ class Estimator {
   // prediction has tokens and labels of each depth, too.
   Count inputs() const {
     return 4 * T_ * Count(l_.step_micro_batches()) * Count(3 + 2 * plan_.model.mtp.depths);
+  }
+  // Bytes of the sums of losses, and of what each router sums over tokens. The allocator gives each
+  // of them 512 bytes at least.
+  Count sums_of_step() const {
+    constexpr Count kLeast = 512;
+    const spec::Experts* experts = plan_.model.experts();
+    if (!experts) return kLeast;
+    const Count sums = 4 * Count(plan_.model.layer_count()) * Count(3 * experts->count + 2);
+    return 2 * kLeast + std::max(kLeast, sums);
   }
   // Bytes of the cosines and sines of all positions, in fp32. Layers of a stage that rotate alike
   // share them.

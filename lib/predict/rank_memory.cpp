@@ -23,6 +23,14 @@ plan::MemoryPeaks peaks_of(const StepTable& step) {
           .total = double(step.peak)};
 }
 
+// A short step is recorded as it is. The memory of a long one follows from two short ones, which is
+// exact if the same buffers make the peaks of both.
+StepTable recorded_step(const RunPlan& plan, int rank) {
+  constexpr int64_t kShort = 32;  // micro-batches
+  return plan.layout.step_micro_batches() <= kShort ? table_of(record_step(plan, rank))
+                                                    : step_table(plan, rank);
+}
+
 }  // namespace
 
 std::vector<RankMemory> memory_of_ranks(const RunPlan& plan) {
@@ -33,7 +41,7 @@ std::vector<RankMemory> memory_of_ranks(const RunPlan& plan) {
   for (int64_t rank = 0; rank < l.pp; ++rank)
     ranks.push_back({.pp_rank = rank,
                      .planned = estimate_peaks(plan, rank),
-                     .recorded = peaks_of(step_table(plan, int(rank * l.world / l.pp)))});
+                     .recorded = peaks_of(recorded_step(plan, int(rank * l.world / l.pp)))});
   return ranks;
 }
 

@@ -16,8 +16,8 @@ struct RankMemory {
   plan::MemoryPeaks recorded;
 };
 
-// Records a step of the first rank of each pipeline rank in turn. Takes about 0.1 s for a rank with
-// 13,000 launches a step. Throws UserError if the plan's step cannot be recorded.
+// Records a step of the first rank of each pipeline rank in turn. Throws UserError if the plan's
+// step cannot be recorded.
 std::vector<RankMemory> memory_of_ranks(const RunPlan& plan);
 
 // Returns two lines for each rank. `width` 0: lines have no limit.
