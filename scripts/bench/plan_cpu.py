@@ -87,14 +87,14 @@ class Programs:
     def run(self, command, folder, ranks=1, timeout=600):
         start = [self.launch, f"--nproc_per_node={ranks}"] if ranks > 1 else []
         process = subprocess.Popen([*self.nice, *start, self.mtrain, *command], cwd=folder, stdout=subprocess.PIPE,
-                                   stderr=subprocess.STDOUT, text=True, **GROUP)
+                                   stderr=subprocess.PIPE, text=True, **GROUP)
         try:
-            text, _ = process.communicate(timeout=timeout)
+            text, messages = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
             kill_group(process)
             sys.exit(f"{' '.join(command)} takes longer than {timeout} s")
         if process.returncode:
-            sys.exit(f"{' '.join(command)} fails:\n{text}")
+            sys.exit(f"{' '.join(command)} fails:\n{text}{messages}")
         return text
 
 

@@ -184,7 +184,7 @@ const ReadElsewhere kMembersElsewhere[] = {
     {"Lora.alpha", "lib/model/lora_linear.cpp", "scale()"},
     {"Lora.layers", "lib/spec/tensors.cpp", "adapts()"},
     {"TrainOptions.epoch_samples", "lib/plan/options/train_options.h"},  // in last_step()
-    {"Layout.ep_shard", "lib/plan/memory.cpp"},
+    {"Layout.ep_shard", "lib/plan/data_parallel_memory.cpp"},
 };
 
 // Returns the names that follow a dot or an arrow in a source, and are not assigned there:
