@@ -52,13 +52,16 @@ std::string calibration_text(const plan::Calibration& c, const std::string& path
   for (const auto& [stream, stretch] : c.stretches)
     text += fmt::format("in a step, communication of {} takes {:.2f} x its time alone\n", stream,
                         stretch);
-  if (c.idle_share > 0)
-    text +=
-        fmt::format("ranks that share layers wait for each other: {:.1f} % of their computing\n",
-                    100 * c.idle_share);
+  for (const auto& [stream, idle] : c.idle_shares)
+    text += fmt::format("ranks that wait for {} wait for later ones: {:.1f} % of their computing\n",
+                        stream, 100 * idle);
+  for (const auto& [parallelism, by] : c.together)
+    text += fmt::format("in steps with {}, computations take {:.1f} % longer than alone\n",
+                        parallelism, 100 * by);
   for (const plan::LinkTimes& l : c.links)
-    text += fmt::format("{} in {} of {} ranks: {:.1f} us + bytes / {:.2f} GB/s\n", l.kind,
-                        dtype_name(l.dtype), l.ranks, l.alpha_s * 1e6, l.bytes_per_s / 1e9);
+    text += fmt::format("{}{}{} in {} of {} ranks: {:.1f} us + bytes / {:.2f} GB/s\n", l.stream,
+                        l.stream.empty() ? "" : ": ", l.kind, dtype_name(l.dtype), l.ranks,
+                        l.alpha_s * 1e6, l.bytes_per_s / 1e9);
   return text;
 }
 

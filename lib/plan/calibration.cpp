@@ -30,7 +30,7 @@ constexpr size_t kMostPoints = 100000;
 struct CalibrationConfig {
   std::string kind, machine, build, date;
   int64_t threads = 1, ranks = 1;
-  double gap_us = 0, host_us = 0, wake_us = 0, idle_share = 0;
+  double gap_us = 0, host_us = 0, wake_us = 0;
 
   static constexpr auto fields = std::tuple{
       Field{"kind", &CalibrationConfig::kind, "kind of the device, as in a cluster file"},
@@ -50,11 +50,7 @@ struct CalibrationConfig {
       Field{"wake_us",
             &CalibrationConfig::wake_us,
             "idle time after a wait for communication",
-            {.min = 0, .max = 1e6}},
-      Field{"idle_share",
-            &CalibrationConfig::idle_share,
-            "waits for later ranks, as a share of computing",
-            {.min = 0, .max = 100}}};
+            {.min = 0, .max = 1e6}}};
 };
 
 struct TimesConfig {
@@ -100,6 +96,22 @@ struct ByStreamConfig {
                                             stream_field("pp_recv", &ByStreamConfig::pp_recv),
                                             stream_field("pp_send", &ByStreamConfig::pp_send),
                                             stream_field("tp", &ByStreamConfig::tp)};
+};
+
+template <class Member>
+constexpr auto parallelism_field(const char* name, Member member) {
+  return Field{name, member, "for this parallelism", {.min = 0, .max = 100}};
+}
+
+// A number for each parallelism; 0: the file has none.
+struct ByParallelismConfig {
+  double cp = 0, dp = 0, ep = 0, pp = 0, tp = 0;
+
+  static constexpr auto fields = std::tuple{parallelism_field("cp", &ByParallelismConfig::cp),
+                                            parallelism_field("dp", &ByParallelismConfig::dp),
+                                            parallelism_field("ep", &ByParallelismConfig::ep),
+                                            parallelism_field("pp", &ByParallelismConfig::pp),
+                                            parallelism_field("tp", &ByParallelismConfig::tp)};
 };
 
 // Returns why the lists do not fit together; empty if they do.
@@ -148,11 +160,19 @@ class CalibrationReader {
       if (name == "launches") {
         for_entries(root.keys[i], root.items[i], [&](auto&... entry) { times(entry...); });
       } else if (name == "links") {
-        for_entries(root.keys[i], root.items[i], [&](auto&... entry) { link(entry...); });
+        for_entries(root.keys[i], root.items[i], [&](auto&... entry) { link(entry..., false); });
+      } else if (name == "links_in_step") {
+        for_entries(root.keys[i], root.items[i], [&](auto&... entry) { link(entry..., true); });
       } else if (name == "slowdown") {
-        by_stream(root.keys[i], root.items[i], out_.slowdowns);
+        numbers<ByStreamConfig>(root.keys[i], root.items[i], out_.slowdowns);
       } else if (name == "stretch") {
-        by_stream(root.keys[i], root.items[i], out_.stretches);
+        numbers<ByStreamConfig>(root.keys[i], root.items[i], out_.stretches);
+      } else if (name == "beside_compute") {
+        numbers<ByStreamConfig>(root.keys[i], root.items[i], out_.besides);
+      } else if (name == "idle_share") {
+        numbers<ByStreamConfig>(root.keys[i], root.items[i], out_.idle_shares);
+      } else if (name == "together") {
+        numbers<ByParallelismConfig>(root.keys[i], root.items[i], out_.together);
       } else {
         plain.keys.push_back(root.keys[i]);
         plain.items.push_back(root.items[i]);
@@ -164,7 +184,6 @@ class CalibrationReader {
     out_.threads = c.threads, out_.ranks = c.ranks;
     out_.gap_s = c.gap_us * kMicrosecond, out_.host_s = c.host_us * kMicrosecond;
     out_.wake_s = c.wake_us * kMicrosecond;
-    out_.idle_share = c.idle_share;
   }
 
  private:
@@ -211,17 +230,25 @@ class CalibrationReader {
     out_.launches.push_back(std::move(t));
   }
 
-  void link(const Node::Key& key, const Node& node) {
+  void link(const Node::Key& key, const Node& node, bool in_step) {
     LinkConfig c;
     if (!read_entry(key, node, c)) return;
-    const std::vector<std::string> words = split(key.name, ' ');
+    std::vector<std::string> words = split(key.name, ' ');
+    std::string stream;
+    if (in_step && words.size() == 4) {
+      stream = words[0];
+      words.erase(words.begin());
+    }
     const auto dtype = words.size() == 3 ? parse_dtype(words[1]) : std::nullopt;
     const auto ranks = words.size() == 3 ? parse_ranks(words[2]) : std::nullopt;
-    if (!dtype || !ranks || words[0].empty() || c.gbytes_s == 0)
+    if (!dtype || !ranks || words[0].empty() || stream.empty() == in_step || c.gbytes_s == 0)
       return error(key.location, key.name,
-                   "expected a name such as `all_reduce fp32 2`, the kind, its type and its ranks, "
-                   "with gbytes_s");
-    out_.links.push_back({.kind = words[0],
+                   in_step ? "expected a name such as `tp all_reduce fp32 2`, the stream, the "
+                             "kind, its type and its ranks, with gbytes_s"
+                           : "expected a name such as `all_reduce fp32 2`, the kind, its type and "
+                             "its ranks, with gbytes_s");
+    out_.links.push_back({.stream = stream,
+                          .kind = words[0],
                           .dtype = *dtype,
                           .ranks = *ranks,
                           .alpha_s = c.alpha_us * kMicrosecond,
@@ -229,12 +256,13 @@ class CalibrationReader {
                           .spread = c.spread});
   }
 
-  void by_stream(const Node::Key& key, const Node& node, std::map<std::string, double>& out) {
-    ByStreamConfig c;
+  template <class Config>
+  void numbers(const Node::Key& key, const Node& node, std::map<std::string, double>& out) {
+    Config c;
     if (node.unset() || !read_entry(key, node, c)) return;
     std::apply(
         [&](const auto&... field) { ((out[std::string(field.name)] = c.*field.member), ...); },
-        ByStreamConfig::fields);
+        Config::fields);
     std::erase_if(out, [](const auto& s) { return s.second == 0; });
   }
 
@@ -291,13 +319,14 @@ const LaunchTimes* Calibration::find(std::string_view name, DType dtype) const {
   return found == launches.end() ? nullptr : &*found;
 }
 
-const LinkTimes* Calibration::find_link(std::string_view kind, DType dtype, int64_t between) const {
+const LinkTimes* Calibration::find_link(std::string_view stream, std::string_view kind, DType dtype,
+                                        int64_t between) const {
   const LinkTimes* best = nullptr;
   const auto distance = [&](const LinkTimes& l) {
     return std::pair{l.dtype != dtype, std::abs(std::log(double(l.ranks) / double(between)))};
   };
   for (const LinkTimes& l : links)
-    if (l.kind == kind && (!best || distance(l) < distance(*best))) best = &l;
+    if (l.stream == stream && l.kind == kind && (!best || distance(l) < distance(*best))) best = &l;
   return best;
 }
 
@@ -308,13 +337,14 @@ std::string print_calibration(const Calibration& c) {
                       quoted(c.machine), quoted(c.build), quoted(c.date));
   text += fmt::format("threads: {}\nranks: {}\ngap_us: {:.6g}\nhost_us: {:.6g}\n", c.threads,
                       c.ranks, c.gap_s / kMicrosecond, c.host_s / kMicrosecond);
-  text +=
-      fmt::format("wake_us: {:.6g}\nidle_share: {:.6g}\n", c.wake_s / kMicrosecond, c.idle_share);
-  for (const auto& [table, numbers] :
-       {std::pair{"slowdown", &c.slowdowns}, {"stretch", &c.stretches}}) {
+  text += fmt::format("wake_us: {:.6g}\n", c.wake_s / kMicrosecond);
+  for (const auto& [table, numbers] : {std::pair{"slowdown", &c.slowdowns},
+                                       {"stretch", &c.stretches},
+                                       {"beside_compute", &c.besides},
+                                       {"idle_share", &c.idle_shares},
+                                       {"together", &c.together}}) {
     if (!numbers->empty()) text += fmt::format("{}:\n", table);
-    for (const auto& [stream, number] : *numbers)
-      text += fmt::format("  {}: {:.6g}\n", stream, number);
+    for (const auto& [name, number] : *numbers) text += fmt::format("  {}: {:.6g}\n", name, number);
   }
   if (!c.launches.empty()) text += "launches:\n";
   for (const LaunchTimes& t : c.launches) {
@@ -331,11 +361,17 @@ std::string print_calibration(const Calibration& c) {
     text += fmt::format("    spread: {}\n",
                         list(t.points, [&](const LaunchPoint& p) { return rounded(p.spread); }));
   }
-  if (!c.links.empty()) text += "links:\n";
-  for (const LinkTimes& l : c.links)
-    text += fmt::format("  {} {} {}: {{alpha_us: {:.6g}, gbytes_s: {:.6g}, spread: {:.6g}}}\n",
-                        l.kind, dtype_name(l.dtype), l.ranks, l.alpha_s / kMicrosecond,
-                        l.bytes_per_s / kGigabyte, l.spread);
+  for (const bool in_step : {false, true}) {
+    const char* table = in_step ? "links_in_step:\n" : "links:\n";
+    for (const LinkTimes& l : c.links) {
+      if (l.stream.empty() == in_step) continue;
+      text +=
+          fmt::format("{}  {}{}{} {} {}: {{alpha_us: {:.6g}, gbytes_s: {:.6g}, spread: {:.6g}}}\n",
+                      table, l.stream, in_step ? " " : "", l.kind, dtype_name(l.dtype), l.ranks,
+                      l.alpha_s / kMicrosecond, l.bytes_per_s / kGigabyte, l.spread);
+      table = "";
+    }
+  }
   return text;
 }
 

@@ -30,7 +30,8 @@ struct LaunchTimes {
 // What a collective or a message takes between `ranks` that compute at the same time:
 // alpha + bytes / rate. `bytes` are those that a rank sends.
 struct LinkTimes {
-  std::string kind;  // name of the launch: "all_reduce", "send"
+  std::string stream;  // name of the stream in whose steps it was measured; empty: alone
+  std::string kind;    // name of the launch: "all_reduce", "send"
   DType dtype = DType::f32;
   int64_t ranks = 2;
   double alpha_s = 0, bytes_per_s = 1;
@@ -60,15 +61,26 @@ struct Calibration {
   // How many times longer the communication of such a stream takes in a step than alone, without
   // what it waits for other ranks.
   std::map<std::string, double> stretches;
-  // How long ranks that share layers wait for later ones, as a share of their computing.
-  double idle_share = 0;
+  // How long a rank that waits for such a stream waits for later ranks, as a share of its
+  // computing.
+  std::map<std::string, double> idle_shares;
+  // By how much longer such communication takes beside computations (1: twice as long).
+  std::map<std::string, double> besides;
+  // By how much longer computations take beside which nothing communicates, if ranks work together
+  // by this parallelism ("tp", "cp", "ep", "pp" or "dp").
+  std::map<std::string, double> together;
   std::vector<LaunchTimes> launches;
   std::vector<LinkTimes> links;
 
   const LaunchTimes* find(std::string_view name, DType dtype) const;  // null: not measured
   // Returns the times of the kind `between` the nearest number of ranks (by ratio), of this type if
   // there are any. Null: the kind was not measured.
-  const LinkTimes* find_link(std::string_view kind, DType dtype, int64_t between) const;
+  const LinkTimes* find_link(std::string_view kind, DType dtype, int64_t between) const {
+    return find_link("", kind, dtype, between);
+  }
+  // The same for what was measured in the steps of such a stream.
+  const LinkTimes* find_link(std::string_view stream, std::string_view kind, DType dtype,
+                             int64_t between) const;
 };
 
 // Returns the text of a calibration file, which keeps six digits of each number.

@@ -29,6 +29,8 @@ struct LaunchCost {
   // For how long the launch keeps the one link of its rank busy, which carries the data of all
   // streams one after the other. 0: its stream has a link to itself.
   double link_s = 0;
+  // A communication's own work, beside which the link carries data.
+  double work_s = 0;
 };
 
 class LaunchCosts {
@@ -47,8 +49,11 @@ class LaunchCosts {
   virtual double host_seconds() const = 0;
   // Idle time of a stream after a wait for communication.
   virtual double wake_seconds() const { return 0; }
-  // How long ranks that share layers wait for later ones, as a share of their computing.
-  virtual double idle_share() const { return 0; }
+  // How long a rank that waits for such a stream waits for later ranks, as a share of its
+  // computing.
+  virtual double idle_share(device::StreamKind) const { return 0; }
+  // By how much the work of such a communication takes longer beside computations (1: twice).
+  virtual double beside_compute(device::StreamKind) const { return 0; }
   // By how much a computation slows down while a communication of this kind runs (0.1: by 10 %).
   virtual double slowdown(device::StreamKind kind) const = 0;
 };

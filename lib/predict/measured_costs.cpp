@@ -93,6 +93,12 @@ Coefficients fit(const std::vector<LaunchPoint>& points) {
   return best;
 }
 
+double number_of(const std::map<std::string, double>& numbers, std::string_view name,
+                 double without) {
+  const auto found = numbers.find(std::string(name));
+  return found == numbers.end() ? without : found->second;
+}
+
 }  // namespace
 
 SizeCurve::SizeCurve(const std::vector<LaunchPoint>& points) {
@@ -158,12 +164,15 @@ EmulatedLinkCosts emulated_link(const plan::CommOptions& comm) {
 }
 
 MeasuredCosts::MeasuredCosts(plan::Calibration calibration, const plan::Cluster& cluster,
-                             const std::optional<CpuRanks>& cpu, EmulatedLinkCosts link)
+                             const std::optional<CpuRanks>& cpu, EmulatedLinkCosts link,
+                             const std::vector<std::string>& parallelisms)
     : calibration_(std::move(calibration)),
       sheet_(cluster, StackConstants{}, cpu ? cpu->threads : 1),
       link_(std::move(link)),
       same_ranks_(!cpu ||
                   (cpu->threads == calibration_.threads && cpu->of_host == calibration_.ranks)) {
+  for (const std::string& parallelism : parallelisms)
+    together_ = std::max(together_, number_of(calibration_.together, parallelism, 0));
   std::map<std::pair<LaunchClass, DType>, std::map<std::array<double, 3>, LaunchPoint>> pools;
   for (const plan::LaunchTimes& t : calibration_.launches) {
     const SizeCurve& curve =
@@ -198,13 +207,17 @@ LaunchCost MeasuredCosts::compute(const LaunchWork& w) const {
     cost = sheet_.cost(w, nullptr);
     cost.known = false;
   }
+  cost.seconds *= 1 + together_;
   cost.known = cost.known && same_ranks_;
   return cost;
 }
 
 double MeasuredCosts::stretch(device::StreamKind kind) const {
-  const auto found = calibration_.stretches.find(std::string(device::stream_kind_name(kind)));
-  return found == calibration_.stretches.end() ? 1 : found->second;
+  return number_of(calibration_.stretches, device::stream_kind_name(kind), 1);
+}
+
+double MeasuredCosts::idle_share(device::StreamKind kind) const {
+  return number_of(calibration_.idle_shares, device::stream_kind_name(kind), 0);
 }
 
 double MeasuredCosts::least_seconds(const LaunchWork& w) const {
@@ -217,6 +230,10 @@ double MeasuredCosts::least_seconds(const LaunchWork& w) const {
   return least;
 }
 
+double MeasuredCosts::beside_compute(device::StreamKind kind) const {
+  return number_of(calibration_.besides, device::stream_kind_name(kind), 0);
+}
+
 bool MeasuredCosts::uses_link(device::StreamKind kind) const {
   if (link_.latency_s == 0 && link_.seconds_per_byte == 0) return false;
   return link_.streams.empty() ||
@@ -224,13 +241,20 @@ bool MeasuredCosts::uses_link(device::StreamKind kind) const {
 }
 
 LaunchCost MeasuredCosts::communication(const LaunchWork& w, const plan::GroupLink& link) const {
-  const plan::LinkTimes* measured = calibration_.find_link(w.name, w.dtype, link.ranks);
+  const plan::LinkTimes* measured =
+      calibration_.find_link(device::stream_kind_name(w.stream.kind), w.name, w.dtype, link.ranks);
+  double stretched = 1;
+  if (!measured) {
+    measured = calibration_.find_link(w.name, w.dtype, link.ranks);
+    stretched = stretch(w.stream.kind);
+  }
   LaunchCost cost;
   if (measured && link.in_domain())
-    cost = {.seconds = stretch(w.stream.kind) * measured->seconds(w.wire_bytes),
+    cost = {.seconds = stretched * measured->seconds(w.wire_bytes),
             .known = measured->ranks == link.ranks && measured->dtype == w.dtype};
   else
     cost = {.seconds = sheet_.cost(w, &link).seconds, .known = false};
+  cost.work_s = cost.seconds;
   // The receiver of a message waits for it.
   if (w.stream.kind == device::StreamKind::pp_send) cost.seconds += calibration_.wake_s;
   if (!uses_link(w.stream.kind)) return cost;
@@ -252,14 +276,15 @@ LaunchCost MeasuredCosts::cost(const LaunchWork& w, const plan::GroupLink* link)
 }
 
 double MeasuredCosts::slowdown(device::StreamKind kind) const {
-  const auto found = calibration_.slowdowns.find(std::string(device::stream_kind_name(kind)));
-  if (found == calibration_.slowdowns.end()) return 0;
-  if (!uses_link(kind) || link_.seconds_per_byte == 0) return found->second;
+  const double alone = number_of(calibration_.slowdowns, device::stream_kind_name(kind), 0);
+  if (!uses_link(kind) || link_.seconds_per_byte == 0) return alone;
   // Ranks that wait for an emulated link sleep, and use no memory and no core.
   double fastest = 0;
-  for (const plan::LinkTimes& l : calibration_.links) fastest = std::max(fastest, l.bytes_per_s);
-  return fastest > 0 ? found->second * std::min(1.0, 1 / (link_.seconds_per_byte * fastest))
-                     : found->second;
+  for (const std::string_view stream : {device::stream_kind_name(kind), std::string_view()})
+    if (fastest == 0)
+      for (const plan::LinkTimes& l : calibration_.links)
+        if (l.stream == stream) fastest = std::max(fastest, l.bytes_per_s);
+  return fastest > 0 ? alone * std::min(1.0, 1 / (link_.seconds_per_byte * fastest)) : alone;
 }
 
 }  // namespace mtrain::predict

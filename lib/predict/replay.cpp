@@ -52,10 +52,8 @@ LaunchWork LaunchList::work(uint32_t number) const {
 }
 
 LaunchPrices LaunchList::price(const LaunchCosts& costs) const {
-  LaunchPrices prices{.gap = costs.gap_seconds(),
-                      .host = costs.host_seconds(),
-                      .wake = costs.wake_seconds(),
-                      .idle_share = costs.idle_share()};
+  LaunchPrices prices{
+      .gap = costs.gap_seconds(), .host = costs.host_seconds(), .wake = costs.wake_seconds()};
   prices.seconds.reserve(size());
   for (uint32_t i = 0; i < size(); ++i) {
     const LaunchCost cost =
@@ -63,10 +61,14 @@ LaunchPrices LaunchList::price(const LaunchCosts& costs) const {
     prices.seconds.push_back(cost.seconds);
     prices.known.push_back(cost.known ? 1 : 0);
     prices.link.push_back(cost.link_s);
+    prices.work.push_back(cost.work_s);
   }
   for (size_t kind = 0; kind < kStreamKinds; ++kind)
-    if (communicates(device::StreamKind(kind)))
+    if (communicates(device::StreamKind(kind))) {
       prices.slowdown[kind] = costs.slowdown(device::StreamKind(kind));
+      prices.idle_share[kind] = costs.idle_share(device::StreamKind(kind));
+      prices.beside_compute[kind] = costs.beside_compute(device::StreamKind(kind));
+    }
   return prices;
 }
 
@@ -135,14 +137,13 @@ struct Interval {
 // compute has waited for their communication.
 class LateRanks {
  public:
-  explicit LateRanks(double share) : share_(share) {}
-
   // Returns how long a communication waits that needs the computations so far.
-  double seconds(double computed) const { return share_ * std::max(0.0, computed - even_); }
+  double seconds(double computed, double share) const {
+    return share * std::max(0.0, computed - even_);
+  }
   void even_at(double computed) { even_ = std::max(even_, computed); }
 
  private:
-  const double share_;
   double even_ = 0;
 };
 
@@ -212,18 +213,19 @@ void add_wait(double begin, const ReplayedItem& item, const ReplayedStream& wait
   for (const Interval& i : left) times.gaps += i.end - i.begin;
 }
 
-}  // namespace
-
-ReplayTimes replay(const LaunchSequence& sequence, const LaunchList& list,
-                   const LaunchPrices& prices, ReplayEnd until, std::vector<ReplaySpan>* spans) {
+// Replays with these seconds of each item, instead of the launches' prices if it is not empty.
+ReplayTimes replay_with(const std::vector<double>& seconds_of, const LaunchSequence& sequence,
+                        const LaunchList& list, const LaunchPrices& prices, ReplayEnd until,
+                        std::vector<ReplaySpan>* spans) {
   std::vector<ReplayedStream> streams;
   for (const device::StreamId id : sequence.streams()) streams.push_back({id.kind});
   ReplayTimes times;
   Contention contention(prices.slowdown);
-  LateRanks late_ranks(prices.idle_share);
+  LateRanks late_ranks;
   RankLink link;
   double host = 0;
-  for (const LaunchSequence::Item& item : sequence.items()) {
+  for (size_t number = 0; number < sequence.items().size(); ++number) {
+    const LaunchSequence::Item& item = sequence.items()[number];
     ReplayedStream& s = streams[item.stream];
     const bool computes = s.kind == device::StreamKind::compute;
     double began = s.free;
@@ -233,7 +235,7 @@ ReplayTimes replay(const LaunchSequence& sequence, const LaunchList& list,
           item.waits_item > 0 ? other.items[item.waits_item - 1] : ReplayedItem{};
       if (computes && over.end > s.free) {
         add_wait(s.free, over, other, streams, times);
-        if (inside_layers(other.kind)) late_ranks.even_at(over.computed);
+        if (prices.idle_share[size_t(other.kind)] > 0) late_ranks.even_at(over.computed);
         if (communicates(other.kind)) {
           times.gaps += prices.wake;
           s.free = over.end + prices.wake;
@@ -244,10 +246,11 @@ ReplayTimes replay(const LaunchSequence& sequence, const LaunchList& list,
       s.ready = std::max(s.ready, over.ready);
     } else {
       host += prices.host;
-      const double seconds = prices.seconds[item.launch];
+      const double seconds = seconds_of.empty() ? prices.seconds[item.launch] : seconds_of[number];
       began = std::max(s.free + prices.gap, host);
-      if (const double others = s.ready + late_ranks.seconds(s.computed);
-          inside_layers(s.kind) && others > began) {
+      const double share = prices.idle_share[size_t(s.kind)];
+      if (const double others = s.ready + late_ranks.seconds(s.computed, share);
+          share > 0 && others > began) {
         s.lates.push_back({began, others});
         began = others;
       }
@@ -281,6 +284,45 @@ ReplayTimes replay(const LaunchSequence& sequence, const LaunchList& list,
     times.seconds = last->free;
   }
   return times;
+}
+
+// Returns the seconds of each item, of which communication takes longer for the part that lies
+// beside computations by `spans`.
+std::vector<double> seconds_beside(const LaunchSequence& sequence, const LaunchPrices& prices,
+                                   const std::vector<ReplaySpan>& spans) {
+  const auto kind_of = [&](const LaunchSequence::Item& item) {
+    return sequence.streams()[item.stream].kind;
+  };
+  std::vector<Interval> computed;
+  for (size_t i = 0; i < spans.size(); ++i)
+    if (const LaunchSequence::Item& item = sequence.items()[i];
+        item.waits_for < 0 && kind_of(item) == device::StreamKind::compute)
+      computed.push_back({spans[i].begin, spans[i].end});
+  std::vector<double> seconds(spans.size());
+  for (size_t i = 0; i < spans.size(); ++i) {
+    const LaunchSequence::Item& item = sequence.items()[i];
+    if (item.waits_for >= 0) continue;
+    seconds[i] = prices.seconds[item.launch];
+    const double work = prices.work[item.launch],
+                 more = prices.beside_compute[size_t(kind_of(item))],
+                 taken = spans[i].end - spans[i].begin;
+    if (work <= 0 || more <= 0 || taken <= 0) continue;
+    std::vector<Interval> left{{spans[i].begin, spans[i].end}};
+    const double share = remove(computed, left) / taken;
+    seconds[i] = std::max(seconds[i], work * (1 + more * share));
+  }
+  return seconds;
+}
+
+}  // namespace
+
+ReplayTimes replay(const LaunchSequence& sequence, const LaunchList& list,
+                   const LaunchPrices& prices, ReplayEnd until, std::vector<ReplaySpan>* spans) {
+  if (std::ranges::all_of(prices.beside_compute, [](double more) { return more == 0; }))
+    return replay_with({}, sequence, list, prices, until, spans);
+  std::vector<ReplaySpan> first;
+  replay_with({}, sequence, list, prices, until, &first);
+  return replay_with(seconds_beside(sequence, prices, first), sequence, list, prices, until, spans);
 }
 
 }  // namespace mtrain::predict

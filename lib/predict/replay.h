@@ -23,10 +23,10 @@ struct LaunchPrices {
   std::vector<double> seconds;  // by number
   std::vector<char> known;      // as LaunchCost
   std::vector<double> link;     // seconds on the rank's link, as LaunchCost
+  std::vector<double> work;     // seconds, as LaunchCost
   double gap = 0, host = 0;     // seconds
   double wake = 0;              // seconds
-  double idle_share = 0;        // as LaunchCosts
-  ByStreamKind slowdown{};
+  ByStreamKind slowdown{}, idle_share{}, beside_compute{};  // as LaunchCosts
 };
 
 // Launches, each kind of them once, with the links that they use. Sequences name them by number.
@@ -113,7 +113,8 @@ struct ReplaySpan {
   double begin = 0, end = 0;
 };
 
-// The sequence begins with idle streams. Waits for items that are not in it are over. `spans`, if
+// The sequence begins with idle streams. If communication takes longer beside computations, a first
+// replay shows which it is beside. Waits for items that are not in it are over. `spans`, if
 // not null, gets the times of all items.
 ReplayTimes replay(const LaunchSequence& sequence, const LaunchList& list,
                    const LaunchPrices& prices, ReplayEnd end,

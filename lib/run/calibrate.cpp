@@ -28,6 +28,7 @@
 #include "predict/launch_class.h"
 #include "run/bf16_choice.h"
 #include "run/calibration_models.h"
+#include "run/calibration_samples.h"
 #include "run/open_device.h"
 #include "train/build_trainer.h"
 
@@ -45,24 +46,9 @@ constexpr double kVisit = 0.15;       // seconds for which a round trains a mode
 constexpr int64_t kStepsOfVisit = 8;  // at most
 constexpr double kForLinks = 0.15;    // of the time, if there are several ranks
 constexpr double kOverlapped = 0.02;  // a launch of which more communicates meanwhile is not alone
-// The slow-down follows from launches of which so much is beside communication, if there are
-// enough. What others lose has mostly other causes.
-constexpr double kMostlyBeside = 0.5;
-constexpr size_t kFewestBeside = 20;
 
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
-}
-
-struct Quartiles {
-  double median = 0, spread = 0;
-};
-Quartiles quartiles(std::vector<double> x) {
-  if (x.empty()) return {};
-  std::ranges::sort(x);
-  const size_t n = x.size();
-  const double middle = median(x);
-  return {middle, middle > 0 ? (x[n * 3 / 4] - x[n / 4]) / middle : 0};
 }
 
 // Random tokens: the rows of an embedding are then as far apart as those of a text.
@@ -127,14 +113,6 @@ class StepTimings : public device::TimingSink {
   Times times_;
 };
 
-// The size of a launch, and what it does.
-struct LaunchKey {
-  std::string name;
-  DType dtype;
-  double flops, read, written;
-  auto operator<=>(const LaunchKey&) const = default;  // NOLINT(modernize-use-nullptr): false alarm
-};
-
 double sum_of(const device::BytesByCategory& bytes) {
   double sum = 0;
   for (const int64_t b : bytes) sum += double(b);
@@ -148,29 +126,6 @@ int64_t overlap(const std::vector<Interval>& intervals, int64_t begin, int64_t e
     sum += std::max<int64_t>(0, std::min(end, i.end_ns) - std::max(begin, i.begin_ns));
   return sum;
 }
-
-// A launch that ran while its rank communicated.
-struct Disturbed {
-  LaunchKey key;
-  double seconds, overlap_s;
-};
-
-// What the rounds have measured.
-struct MeasuredSteps {
-  std::map<LaunchKey, std::vector<double>> launches;  // seconds: means over a step
-  std::map<StreamKind, std::vector<std::vector<Disturbed>>> disturbed;  // by step
-  std::vector<double> gaps, hosts;  // seconds of each launch, of a step
-  // A step with communication has waits and launches. In so many seconds compute was idle and
-  // waited for nothing.
-  struct Idle {
-    double waits, launches, seconds;
-  };
-  std::vector<Idle> idle;
-  // For each step, the times of communication over those of the same alone, and what ranks that
-  // share layers have waited for later ones over their computing.
-  std::map<StreamKind, std::vector<double>> stretches;
-  std::vector<double> idle_shares;
-};
 
 // A model in training.
 class CalibrationModel {
@@ -211,9 +166,10 @@ class CalibrationModel {
       if (r.waits_for || name == "upload" || name == "download") continue;
       launches_[r.stream].push_back(
           {.key = {r.name, r.dtype, double(r.flops), sum_of(r.read), sum_of(r.written)},
-           .communicates = r.group >= 0,
-           .alone_s = r.group >= 0 ? seconds_alone(r, records.groups()) : 0});
+           .ranks = r.group >= 0 ? int64_t(records.groups()[size_t(r.group)].ranks.size()) : 0,
+           .wire_bytes = double(r.wire_bytes)});
     }
+    parallelism_ = parallelism_of_streams();
   }
 
   // Trains for the time of a visit; all ranks make the same number of steps.
@@ -223,10 +179,11 @@ class CalibrationModel {
     const auto begin = Clock::now();
     int64_t steps = 1;
     for (int64_t i = 0; i < steps; ++i) {
-      step(samples);
+      step(i > 0 ? &samples : nullptr);
       if (i > 0) continue;
+      // After another model, the first step finds its data in no cache, and does not count.
       const auto fit = int64_t(kVisit / std::max(1e-6, seconds_since(begin)));
-      steps = all.least(std::clamp<int64_t>(fit, 1, kStepsOfVisit));
+      steps = 1 + all.least(std::clamp<int64_t>(fit, 1, kStepsOfVisit));
     }
     all.any(false);
   }
@@ -234,15 +191,27 @@ class CalibrationModel {
  private:
   struct Launch {
     LaunchKey key;
-    bool communicates;
-    double alone_s;  // of communication; 0: not measured
+    int64_t ranks;  // that communicate; 0: it computes
+    double wire_bytes;
   };
 
-  double seconds_alone(const LaunchRecord& r,
-                       const std::vector<device::GroupRecord>& groups) const {
-    const auto ranks = int64_t(groups[size_t(r.group)].ranks.size());
-    const plan::LinkTimes* link = links_.find_link(r.name, r.dtype, ranks);
-    return link && link->ranks == ranks ? link->seconds(double(r.wire_bytes)) : 0;
+  // Ranks that share layers communicate for data parallelism, too.
+  std::string parallelism_of_streams() const {
+    const auto has = [&](StreamKind kind) {
+      return std::ranges::any_of(launches_, [&](const auto& of_stream) {
+        return of_stream.first.kind == kind &&
+               std::ranges::any_of(of_stream.second, [](const Launch& l) { return l.ranks > 0; });
+      });
+    };
+    if (has(StreamKind::tp)) return "tp";
+    if (has(StreamKind::cp)) return "cp";
+    if (has(StreamKind::ep)) return "ep";
+    return has(StreamKind::pp_send) || has(StreamKind::pp_recv) ? "pp" : "dp";
+  }
+
+  double seconds_alone(const Launch& l) const {
+    const plan::LinkTimes* link = links_.find_link(l.key.name, l.key.dtype, l.ranks);
+    return link && link->ranks == l.ranks ? link->seconds(l.wire_bytes) : 0;
   }
 
   static RunPlan prepared(RunPlan plan) {
@@ -256,7 +225,7 @@ class CalibrationModel {
     if (bf16_) device_.set_bf16_arithmetic(*bf16_);
   }
 
-  void step(MeasuredSteps& samples) {
+  void step(MeasuredSteps* samples) {
     StepTimings sink;
     device_.set_timing_sink(&sink);
     const auto begin = Clock::now();
@@ -264,81 +233,92 @@ class CalibrationModel {
     device_.synchronize();
     const double seconds = seconds_since(begin);
     device_.set_timing_sink(nullptr);
-    add(sink.take(), seconds, samples);
+    if (samples) add(sink.take(), seconds, *samples);
   }
 
   void add(const StepTimings::Times& times, double seconds, MeasuredSteps& samples) {
+    check_launches(times);
+    StepTogether step{.parallelism = parallelism_, .waits = times.waits};
     std::map<StreamKind, std::vector<Interval>> communication;
+    for_launches(times, [&](StreamKind kind, const Launch& l, const StepTimings::Launch& t) {
+      if (l.ranks > 0) communication[kind].push_back({t.begin_ns + t.idle_ns, t.end_ns});
+    });
+    double busy = 0;
+    for_launches(times, [&](StreamKind kind, const Launch& l, const StepTimings::Launch& t) {
+      if (l.ranks > 0) return;
+      const int64_t length = t.end_ns - t.begin_ns;
+      const double took = double(length) * 1e-9;
+      if (kind == StreamKind::compute) busy += took, ++step.launches;
+      int64_t most = 0;
+      StreamKind with = StreamKind::compute;
+      for (const auto& [other, intervals] : communication) {
+        const int64_t o = overlap(intervals, t.begin_ns, t.end_ns);
+        if (o > most) most = o, with = other;
+      }
+      if (double(most) <= kOverlapped * double(length))
+        step.undisturbed[l.key].add(took);
+      else if (kind == StreamKind::compute)
+        step.disturbed[with].push_back({l.key, took, double(most) * 1e-9});
+    });
+    step.idle_s = std::max(0.0, seconds - busy - double(times.waited_ns) * 1e-9);
+    if (alone_) {
+      for (const auto& [key, sum] : step.undisturbed) samples.alone[key].push_back(sum.mean());
+      if (step.launches > 0) samples.gaps.push_back(step.idle_s / double(step.launches));
+      return;
+    }
+    add_communication(times, busy, step);
+    samples.together.push_back(std::move(step));
+  }
+
+  template <class F>
+  void for_launches(const StepTimings::Times& times, const F& f) const {
+    for (const auto& [stream, launches] : launches_)
+      for (size_t i = 0; i < launches.size(); ++i)
+        f(stream.kind, launches[i], times.launches.at(stream)[i]);
+  }
+
+  void check_launches(const StepTimings::Times& times) const {
     for (const auto& [stream, launches] : launches_) {
       const auto timed = times.launches.find(stream);
       MT_CHECK(timed != times.launches.end() && timed->second.size() == launches.size(),
                "a step has {} launches in {}, its record {}",
                timed == times.launches.end() ? 0 : timed->second.size(),
                device::stream_name(stream), launches.size());
-      for (size_t i = 0; i < launches.size(); ++i) {
-        const StepTimings::Launch& t = timed->second[i];
-        MT_CHECK(launches[i].key.name == t.name, "launch {} of {} is {}, its record's {}", i,
-                 device::stream_name(stream), t.name, launches[i].key.name);
-        if (launches[i].communicates)
-          communication[stream.kind].push_back({t.begin_ns + t.idle_ns, t.end_ns});
-      }
+      for (size_t i = 0; i < launches.size(); ++i)
+        MT_CHECK(launches[i].key.name == timed->second[i].name,
+                 "launch {} of {} is {}, its record's {}", i, device::stream_name(stream),
+                 timed->second[i].name, launches[i].key.name);
     }
-    add_communication(times, samples);
-    std::map<LaunchKey, std::pair<double, int64_t>> sums;
-    std::map<StreamKind, std::vector<Disturbed>> disturbed;
-    double busy = 0;
-    int64_t computed = 0;
-    for (const auto& [stream, launches] : launches_) {
-      const std::vector<StepTimings::Launch>& timed = times.launches.at(stream);
-      for (size_t i = 0; i < launches.size(); ++i) {
-        if (launches[i].communicates) continue;
-        const int64_t length = timed[i].end_ns - timed[i].begin_ns;
-        const double t = double(length) * 1e-9;
-        if (stream.kind == StreamKind::compute) busy += t, ++computed;
-        int64_t most = 0;
-        StreamKind with = StreamKind::compute;
-        for (const auto& [kind, intervals] : communication) {
-          const int64_t o = overlap(intervals, timed[i].begin_ns, timed[i].end_ns);
-          if (o > most) most = o, with = kind;
-        }
-        if (double(most) > kOverlapped * double(length)) {
-          if (stream.kind == StreamKind::compute)
-            disturbed[with].push_back({launches[i].key, t, double(most) * 1e-9});
-          continue;
-        }
-        auto& [sum, count] = sums[launches[i].key];
-        sum += t;
-        ++count;
-      }
-    }
-    for (auto& [kind, launches] : disturbed) samples.disturbed[kind].push_back(std::move(launches));
-    for (const auto& [key, sum] : sums)
-      samples.launches[key].push_back(sum.first / double(sum.second));
-    const double idle = std::max(0.0, seconds - busy - double(times.waited_ns) * 1e-9);
-    if (alone_ && computed > 0) samples.gaps.push_back(idle / double(computed));
-    if (!alone_ && times.waits > 0)
-      samples.idle.push_back({double(times.waits), double(computed), idle});
   }
 
-  void add_communication(const StepTimings::Times& times, MeasuredSteps& samples) const {
-    double computing = 0, idle = 0;
-    bool shares_layers = false;
-    for (const auto& [stream, launches] : launches_) {
-      const std::vector<StepTimings::Launch>& timed = times.launches.at(stream);
-      double taken = 0, alone = 0;
-      for (size_t i = 0; i < launches.size(); ++i) {
-        const double seconds = double(timed[i].end_ns - timed[i].begin_ns) * 1e-9,
-                     waited = double(timed[i].idle_ns) * 1e-9;
-        if (stream.kind == StreamKind::compute) computing += seconds;
-        if (!launches[i].communicates) continue;
-        if (predict::inside_layers(stream.kind)) shares_layers = true, idle += waited;
-        if (launches[i].alone_s == 0) continue;
-        taken += seconds - waited;
-        alone += launches[i].alone_s;
+  void add_communication(const StepTimings::Times& times, double computing,
+                         StepTogether& step) const {
+    std::vector<Interval> computed;
+    std::map<StreamKind, double> taken, alone, idle;
+    for_launches(times, [&](StreamKind kind, const Launch&, const StepTimings::Launch& t) {
+      if (kind == StreamKind::compute) computed.push_back({t.begin_ns, t.end_ns});
+    });
+    for_launches(times, [&](StreamKind kind, const Launch& l, const StepTimings::Launch& t) {
+      if (l.ranks == 0) return;
+      const double seconds = double(t.end_ns - t.begin_ns - t.idle_ns) * 1e-9;
+      // Compute waits as well, unless it still has other work.
+      const int64_t ready = t.begin_ns + t.idle_ns;
+      idle[kind] += double(t.idle_ns - overlap(computed, t.begin_ns, ready)) * 1e-9;
+      if (l.wire_bytes > 0) {
+        StepLink& link = step.links[{kind, l.key.name, l.key.dtype, l.ranks}][l.wire_bytes];
+        link.seconds += seconds;
+        link.beside += double(overlap(computed, ready, t.end_ns)) * 1e-9;
+        ++link.count;
       }
-      if (alone > 0) samples.stretches[stream.kind].push_back(taken / alone);
-    }
-    if (shares_layers && computing > 0) samples.idle_shares.push_back(idle / computing);
+      const double by_itself = seconds_alone(l);
+      if (by_itself == 0) return;
+      taken[kind] += seconds;
+      alone[kind] += by_itself;
+    });
+    for (const auto& [kind, by_itself] : alone) step.stretch[kind] = taken.at(kind) / by_itself;
+    // In a pipeline, ranks wait for each other by the order of its passes.
+    if (computing > 0 && step.parallelism != "pp")
+      for (const auto& [kind, waited] : idle) step.idle_share[kind] = waited / computing;
   }
 
   Device& device_;
@@ -347,58 +327,8 @@ class CalibrationModel {
   train::Trainer trainer_;
   std::optional<Bf16Arithmetic> bf16_;
   std::map<StreamId, std::vector<Launch>> launches_;
+  std::string parallelism_;
 };
-
-// Median by launch, and slow-downs relative to these medians.
-void summarize(const MeasuredSteps& samples, plan::Calibration& out) {
-  std::map<LaunchKey, double> medians;
-  std::map<std::pair<std::string, DType>, std::vector<plan::LaunchPoint>> launches;
-  constexpr double kShortest = 1e-9;
-  for (const auto& [key, times] : samples.launches) {
-    const Quartiles q = quartiles(times);
-    medians[key] = q.median;
-    launches[{key.name, key.dtype}].push_back({.flops = key.flops,
-                                               .read = key.read,
-                                               .written = key.written,
-                                               .seconds = std::max(kShortest, q.median),
-                                               .spread = q.spread});
-  }
-  for (auto& [kind, points] : launches)
-    out.launches.push_back({kind.first, kind.second, std::move(points)});
-  out.gap_s = quartiles(samples.gaps).median;
-  out.host_s = quartiles(samples.hosts).median;
-  std::vector<double> wakes;
-  for (const MeasuredSteps::Idle& i : samples.idle)
-    wakes.push_back(std::max(0.0, i.seconds - i.launches * out.gap_s) / i.waits);
-  out.wake_s = quartiles(wakes).median;
-  const auto name = [](StreamKind kind) { return std::string(device::stream_kind_name(kind)); };
-  // While a communication runs for the time o, a computation does the work of o / (1 + s). A
-  // communication may take the core of some launches and leave others alone, so a step's sum
-  // counts.
-  constexpr double kMostLost = 0.9;
-  for (const auto& [kind, steps] : samples.disturbed) {
-    std::vector<double> shares;  // of the common time, by step
-    size_t counted = 0;
-    for (const std::vector<Disturbed>& step : steps) {
-      double lost = 0, common = 0;
-      for (const Disturbed& d : step) {
-        const auto median = medians.find(d.key);
-        if (median == medians.end() || d.overlap_s < kMostlyBeside * d.seconds) continue;
-        lost += d.seconds - median->second;
-        common += d.overlap_s;
-        ++counted;
-      }
-      if (common > 0) shares.push_back(lost / common);
-    }
-    if (counted < kFewestBeside) continue;
-    const double share = std::clamp(quartiles(shares).median, 0.0, kMostLost);
-    if (share > 0) out.slowdowns[name(kind)] = share / (1 - share);
-  }
-  for (const auto& [kind, shares] : samples.stretches)
-    if (const double median = quartiles(shares).median; median > 0)
-      out.stretches[name(kind)] = median;
-  out.idle_share = quartiles(samples.idle_shares).median;
-}
 
 // A kind of communication, and the bytes that a rank sends for `bytes` of data.
 struct Exchange {
@@ -555,7 +485,7 @@ plan::Calibration measure_machine(Device& device, comm::World& world, double sec
 
 plan::Calibration calibrate(const CalibrateJob& job) {
   const IgnoreSigpipe pipes;
-  const std::vector<RunPlan> alone = calibration_models(job.machine);
+  const std::vector<RunPlan> alone = calibration_models(job.machine, job.job.size);
   std::vector<RunPlan> shared = calibration_layouts(job.machine, job.job.size);
   shared.insert(shared.end(), job.further.begin(), job.further.end());
   plan::MeetingPlan meeting;

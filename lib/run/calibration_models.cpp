@@ -159,40 +159,66 @@ std::vector<Model> other_models() {
        with(experts(8, 320), kBf16)}};
 }
 
+// Models whose heads, layers and tokens can be divided among the ranks.
+std::vector<Sizes> shared_sizes(int64_t world) {
+  const int64_t heads = std::max<int64_t>(6, world) / world * world;
+  std::vector<Sizes> sizes{{.hidden = 32 * heads,
+                            .heads = heads,
+                            .groups = heads,
+                            .ffn = 96 * heads,
+                            .seq = 48 * world,
+                            .samples = 2,
+                            .vocab = 100 * world},
+                           {.hidden = 64 * heads,
+                            .heads = heads,
+                            .groups = heads,
+                            .ffn = 160 * heads,
+                            .seq = 64 * world,
+                            .samples = 1,
+                            .vocab = 1200 * world}};
+  // Its messages have megabytes. Of many ranks it would be a large model.
+  if (world <= 8)
+    sizes.push_back({.hidden = 96 * heads,
+                     .heads = heads,
+                     .groups = heads,
+                     .ffn = 256 * heads,
+                     .seq = 48 * world,
+                     .samples = 1,
+                     .vocab = 1800 * world});
+  return sizes;
+}
+
 }  // namespace
 
-std::vector<RunPlan> calibration_models(const plan::Machine& machine) {
+std::vector<RunPlan> calibration_models(const plan::Machine& machine, int64_t world) {
   std::vector<RunPlan> plans;
   for (const auto& models : {dense_models(), other_models()})
     for (const Model& m : models) plans.push_back(plan_of(machine, 1, 1, m.sizes, m.more));
+  if (world < 2) return plans;
+  // What a rank computes if it works together with others by dp or pp, by cp, and by tp.
+  for (const Sizes& s : shared_sizes(world)) {
+    plans.push_back(plan_of(machine, 1, 1, s, {}));
+    Sizes part = s;
+    part.seq /= world;
+    plans.push_back(plan_of(machine, 1, 1, part, {}));
+    part = s;
+    part.heads /= world, part.groups /= world, part.ffn /= world, part.vocab /= world;
+    plans.push_back(
+        plan_of(machine, 1, 1, part, {fmt::format("model.kv_channels={}", s.hidden / s.heads)}));
+  }
   return plans;
 }
 
 std::vector<RunPlan> calibration_layouts(const plan::Machine& machine, int64_t world) {
   std::vector<RunPlan> plans;
   if (world < 2) return plans;
-  // Heads and layers that each of the ranks can have a part of.
-  const int64_t heads = std::max<int64_t>(6, world) / world * world;
-  const Sizes small{.hidden = 32 * heads,
-                    .heads = heads,
-                    .groups = heads,
-                    .ffn = 96 * heads,
-                    .seq = 48 * world,
-                    .samples = 2,
-                    .vocab = 100 * world},
-      large{.hidden = 64 * heads,
-            .heads = heads,
-            .groups = heads,
-            .ffn = 160 * heads,
-            .seq = 64 * world,
-            .samples = 1,
-            .vocab = 1200 * world};
   const Settings of_data[] = {
       {"distributed.strategy=ddp"},
       {"distributed.strategy=megatron_fsdp", "distributed.zero_dp_strategy=1"},
       {"distributed.strategy=fsdp2"},
       {"distributed.strategy=fsdp2", "mixed_precision=bf16_mixed"}};
-  for (const Sizes& s : {small, large})
+  const std::vector<Sizes> sizes = shared_sizes(world);
+  for (const Sizes& s : sizes)
     for (const Settings& more : of_data) plans.push_back(plan_of(machine, world, world, s, more));
   if (world > 8) return plans;
   const std::string tp = fmt::format("distributed.tp_size={}", world),
@@ -204,7 +230,7 @@ std::vector<RunPlan> calibration_layouts(const plan::Machine& machine, int64_t w
                              {cp},
                              {pp, "distributed.pipeline.pp_schedule=1f1b"},
                              {pp, "distributed.pipeline.pp_schedule=zero_bubble"}};
-  for (Sizes s : {small, large}) {
+  for (Sizes s : {sizes[0], sizes[1]}) {
     s.layers = 2 * world;
     for (const Settings& more : shared) plans.push_back(plan_of(machine, world, 1, s, more));
     s.layers = 2;

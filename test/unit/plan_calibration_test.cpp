@@ -67,7 +67,9 @@ TEST_CASE("a calibration is read as it was written") {
       .wake_s = 25e-6,
       .slowdowns = {{"dp_grad", 0.25}, {"tp", 0.5}},
       .stretches = {{"cp", 1.5}},
-      .idle_share = 0.0625,
+      .idle_shares = {{"tp", 0.0625}},
+      .besides = {{"dp_param", 1.25}},
+      .together = {{"cp", 0.0625}},
       .launches = {{.name = "matmul_qkv_fwd",
                     .dtype = DType::bf16,
                     .points = {{1e9, 123456789012, 4e5, 1.2345e-3, 0.01},
@@ -75,7 +77,13 @@ TEST_CASE("a calibration is read as it was written") {
                    {.name = "add", .dtype = DType::f32, .points = {{0, 12, 8, 1e-6, 0.5}}}},
       .links = {fit_link("all_reduce", DType::f32, 2, {{1e3, 1e-5}, {1e7, 1e-2}}),
                 fit_link("all_reduce", DType::f32, 8, {{1e3, 2e-5}, {1e7, 2e-2}}),
-                fit_link("all_reduce", DType::bf16, 2, {{1e3, 3e-5}, {1e7, 3e-2}})}};
+                fit_link("all_reduce", DType::bf16, 2, {{1e3, 3e-5}, {1e7, 3e-2}}),
+                {.stream = "tp",
+                 .kind = "all_reduce",
+                 .dtype = DType::f32,
+                 .ranks = 4,
+                 .alpha_s = 1e-6,
+                 .bytes_per_s = 2e9}}};
   Diagnostics diagnostics;
   const std::string text = print_calibration(c);
   const Calibration r = read_calibration_text(text, "m.yaml", diagnostics);
@@ -91,7 +99,9 @@ TEST_CASE("a calibration is read as it was written") {
   CHECK(r.wake_s == Approx(c.wake_s));
   CHECK(r.slowdowns == c.slowdowns);
   CHECK(r.stretches == c.stretches);
-  CHECK(r.idle_share == c.idle_share);
+  CHECK(r.idle_shares == c.idle_shares);
+  CHECK(r.besides == c.besides);
+  CHECK(r.together == c.together);
   REQUIRE(r.find("matmul_qkv_fwd", DType::bf16));
   const LaunchPoint& p = r.find("matmul_qkv_fwd", DType::bf16)->points.at(0);
   CHECK(p.flops == 1e9);
@@ -99,7 +109,10 @@ TEST_CASE("a calibration is read as it was written") {
   CHECK(p.seconds == Approx(1.2345e-3));
   CHECK(p.spread == Approx(0.01));
   CHECK_FALSE(r.find("matmul_qkv_fwd", DType::f32));
-  REQUIRE(r.links.size() == 3);
+  REQUIRE(r.links.size() == 4);
+  REQUIRE(r.find_link("tp", "all_reduce", DType::f32, 8));
+  CHECK(r.find_link("tp", "all_reduce", DType::f32, 8)->ranks == 4);
+  CHECK_FALSE(r.find_link("cp", "all_reduce", DType::f32, 4));
   CHECK(r.links[1].alpha_s == Approx(c.links[1].alpha_s).epsilon(1e-4));
   CHECK(r.links[1].bytes_per_s == Approx(c.links[1].bytes_per_s).epsilon(1e-4));
   CHECK(r.find_link("all_reduce", DType::f32, 3)->ranks == 2);
@@ -123,15 +136,18 @@ TEST_CASE("all mistakes of a calibration are reported at once, with their lines"
   text += "  flat fp32: 3\n";
   text += "links:\n  all_reduce 2: {alpha_us: 1, gbytes_s: 1}\n";
   text += "  send fp32 2: {alpha_us: -1, gbytes_s: 1}\n";
+  text += "links_in_step:\n  all_reduce bf16 2: {alpha_us: 1, gbytes_s: 1}\n";
+  text += "together: {dq: 1}\nidle_share: {tp: -1}\n";
   text += "slowdown: {dp_grads: 0.1}\nstretch: {cp: -1}\nmachin: x\nthreads: 0\n";
   const std::string all = mistakes(text);
   for (const char* part :
        {"m.yaml:8:3: error: add bf16: read has 2 numbers, and seconds has 1",
-        "m.yaml:9:3: error: cast: expected a name such as",
-        "norm fp32: flop: ", "did you mean flops?",
-        "norm fp32: seconds: ", "fill fp32: has no times", "copy fp32: has a size twice",
-        "flat fp32: expected a mapping", "all_reduce 2: expected a name such as",
-        "send fp32 2: alpha_us: ", "slowdown: dp_grads: ", "did you mean dp_grad?",
+        "m.yaml:9:3: error: cast: expected a name such as", "norm fp32: flop: ",
+        "did you mean flops?", "norm fp32: seconds: ", "fill fp32: has no times",
+        "copy fp32: has a size twice", "flat fp32: expected a mapping",
+        "all_reduce 2: expected a name such as", "send fp32 2: alpha_us: ",
+        "all_reduce bf16 2: expected a name such as `tp all_reduce fp32 2`",
+        "together: dq: ", "idle_share: tp: ", "slowdown: dp_grads: ", "did you mean dp_grad?",
         "stretch: cp: ", "machin: ", "did you mean machine?", "threads: "}) {
     INFO(part << " in\n" << all);
     CHECK(all.find(part) != std::string::npos);

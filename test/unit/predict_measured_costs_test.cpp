@@ -224,6 +224,35 @@ TEST_CASE("communication takes the measured link of its kind") {
   CHECK(c.gap_seconds() == 3e-6);
 }
 
+TEST_CASE("what was measured in steps counts before what was measured alone") {
+  plan::Calibration c = calibration();
+  c.links.push_back({.stream = "dp_grad",
+                     .kind = "all_reduce",
+                     .dtype = DType::f32,
+                     .ranks = 2,
+                     .alpha_s = 0,
+                     .bytes_per_s = 1e9});
+  c.besides = {{"dp_grad", 1.5}};
+  c.together = {{"dp", 0.1}, {"tp", 0.25}};
+  c.idle_shares = {{"tp", 0.2}};
+  const CpuRanks cpu{.threads = 1, .of_host = 2};
+  const MeasuredCosts alone(c, cluster(), cpu, {}), together(c, cluster(), cpu, {}, {"dp", "tp"});
+  const plan::GroupLink two = plan::link_of(cluster(), {0, 1});
+  const auto reduced = [&](StreamKind stream) {
+    return alone.cost(sent("all_reduce", stream, 1e6), &two);
+  };
+  CHECK(reduced(StreamKind::dp_grad).seconds == Approx(1e-3));
+  CHECK(reduced(StreamKind::dp_grad).work_s == Approx(1e-3));
+  CHECK(reduced(StreamKind::dp_param).seconds == Approx(1e-5 + 1e6 / 4e9));
+  CHECK(alone.beside_compute(StreamKind::dp_grad) == 1.5);
+  CHECK(alone.beside_compute(StreamKind::tp) == 0);
+  CHECK(alone.idle_share(StreamKind::tp) == 0.2);
+  CHECK(alone.idle_share(StreamKind::cp) == 0);
+  const LaunchWork w = gemm("matmul_up_fwd", DType::f32, 64, 64, 64);
+  CHECK(together.cost(w, nullptr).seconds == Approx(1.25 * alone.cost(w, nullptr).seconds));
+  CHECK(together.least_seconds(w) == alone.least_seconds(w));
+}
+
 TEST_CASE("an emulated link ends collectives later, and delays messages") {
   const plan::GroupLink two = plan::link_of(cluster(), {0, 1});
   const EmulatedLinkCosts link{.latency_s = 1e-4, .seconds_per_byte = 1e-8, .streams = {}};

@@ -15,17 +15,19 @@ namespace {
 // A launch takes as many seconds as its name says: "2" or "0.5".
 class NamedCosts : public LaunchCosts {
  public:
-  double gap = 0, host = 0, slow = 0, idle = 0, wake = 0;
+  double gap = 0, host = 0, slow = 0, idle = 0, wake = 0, beside = 0;
   bool one_link = false;  // of all streams
   LaunchCost cost(const LaunchWork& launch, const plan::GroupLink*) const override {
     return {.seconds = launch.flops > 0 ? launch.flops : launch.read + launch.wire_bytes,
-            .link_s = one_link ? launch.wire_bytes : 0};
+            .link_s = one_link ? launch.wire_bytes : 0,
+            .work_s = launch.wire_bytes};
   }
   double gap_seconds() const override { return gap; }
   double host_seconds() const override { return host; }
   double slowdown(StreamKind) const override { return slow; }
-  double idle_share() const override { return idle; }
+  double idle_share(StreamKind kind) const override { return inside_layers(kind) ? idle : 0; }
   double wake_seconds() const override { return wake; }
+  double beside_compute(StreamKind) const override { return beside; }
 };
 
 // Records items as a device does, with the numbers of each stream.
@@ -158,6 +160,25 @@ TEST_CASE("a stream wakes up after it has waited for communication") {
   CHECK(t.seconds == Approx(7.5));
   CHECK(t.gaps == Approx(0.5));
   CHECK(exposed(t, StreamKind::tp) == Approx(2));
+  expect_adds_up(t);
+}
+
+TEST_CASE("communication takes longer for the part that is beside computations") {
+  NamedCosts costs;
+  costs.beside = 0.5;
+  // The gather is beside 3 of its 4 seconds in the first replay, and the reduction beside none.
+  const ReplayTimes t = Script()
+                            .sends(StreamKind::dp_param, 4)
+                            .gemm(3)
+                            .wait(StreamKind::compute, StreamKind::dp_param)
+                            .wait(StreamKind::dp_grad, StreamKind::compute)
+                            .sends(StreamKind::dp_grad, 2)
+                            .wait(StreamKind::compute, StreamKind::dp_grad)
+                            .replay(costs);
+  CHECK(t.busy[size_t(StreamKind::dp_param)] == Approx(4 * (1 + 0.5 * 3 / 4)));
+  CHECK(t.busy[size_t(StreamKind::dp_grad)] == Approx(2));
+  CHECK(t.seconds == Approx(7.5));
+  CHECK(exposed(t, StreamKind::dp_param) == Approx(2.5));
   expect_adds_up(t);
 }
 

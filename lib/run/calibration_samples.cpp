@@ -1,0 +1,222 @@
+#include "run/calibration_samples.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/median.h"
+
+namespace mtrain::run {
+
+namespace {
+
+using device::StreamKind;
+
+constexpr double kShortest = 1e-9;
+// The slow-down follows from launches of which so much is beside communication, if there are
+// enough. What others lose has mostly other causes.
+constexpr double kMostlyBeside = 0.5;
+constexpr size_t kFewestBeside = 20;
+constexpr double kMostLost = 0.9;
+// Times of communication in a step become a line over the bytes if the largest message has so many
+// times the bytes of the smallest one.
+constexpr double kWideRange = 8;
+
+std::string name_of(StreamKind kind) { return std::string(device::stream_kind_name(kind)); }
+
+// The mean without the largest and the smallest tenth: sums count, single interruptions do not.
+double trimmed_mean(std::vector<double> x) {
+  std::ranges::sort(x);
+  const size_t out = x.size() / 10;
+  SumOfTimes sum;
+  for (size_t i = out; i < x.size() - out; ++i) sum.add(x[i]);
+  return sum.mean();
+}
+
+// While a communication runs for the time o, a computation does the work of o / (1 + s). A
+// communication may take the core of some launches and leave others alone, so sums over all steps
+// count.
+void add_slowdowns(const MeasuredSteps& samples, const std::map<LaunchKey, double>& medians,
+                   plan::Calibration& out) {
+  struct Beside {
+    double lost = 0, common = 0;
+    size_t launches = 0;
+  };
+  std::map<StreamKind, Beside> sums;
+  for (const StepTogether& step : samples.together)
+    for (const auto& [kind, launches] : step.disturbed)
+      for (const Disturbed& d : launches) {
+        const auto median = medians.find(d.key);
+        if (median == medians.end() || d.overlap_s < kMostlyBeside * d.seconds) continue;
+        Beside& sum = sums[kind];
+        sum.lost += d.seconds - median->second;
+        sum.common += d.overlap_s;
+        ++sum.launches;
+      }
+  for (const auto& [kind, sum] : sums) {
+    if (sum.launches < kFewestBeside) continue;
+    const double share = std::clamp(sum.lost / sum.common, 0.0, kMostLost);
+    if (share > 0) out.slowdowns[name_of(kind)] = share / (1 - share);
+  }
+}
+
+// The times of communications of one size, some with little computing beside them and some with
+// much.
+struct LinkPoint {
+  double bytes = 0, seconds = 0;
+  double beside = 0;  // the share of the time that is beside computations
+};
+
+std::map<StepLinkKey, std::vector<LinkPoint>> link_points(const MeasuredSteps& samples) {
+  struct Times {
+    std::vector<double> seconds;
+    double beside = 0, all = 0;
+  };
+  std::map<StepLinkKey, std::map<std::pair<double, bool>, Times>> times;
+  for (const StepTogether& step : samples.together)
+    for (const auto& [key, sizes] : step.links)
+      for (const auto& [bytes, link] : sizes) {
+        Times& t = times[key][{bytes, link.beside > 0.5 * link.seconds}];
+        t.seconds.push_back(link.seconds / double(link.count));
+        t.beside += link.beside, t.all += link.seconds;
+      }
+  std::map<StepLinkKey, std::vector<LinkPoint>> points;
+  for (const auto& [key, sizes] : times)
+    for (const auto& [size, t] : sizes)
+      points[key].push_back({.bytes = size.first,
+                             .seconds = std::max(kShortest, trimmed_mean(t.seconds)),
+                             .beside = t.all > 0 ? t.beside / t.all : 0});
+  return points;
+}
+
+// Returns the times without computing beside, which makes them 1 + `more` times as long.
+plan::LinkTimes link_without(const StepLinkKey& key, const std::vector<LinkPoint>& points,
+                             double more) {
+  std::vector<plan::LinkSample> alone;
+  for (const LinkPoint& p : points) alone.push_back({p.bytes, p.seconds / (1 + more * p.beside)});
+  plan::LinkTimes link = plan::fit_link(key.kind, key.dtype, key.ranks, alone);
+  link.stream = name_of(key.stream);
+  return link;
+}
+
+double squared_errors(const plan::LinkTimes& link, const std::vector<LinkPoint>& points,
+                      double more) {
+  double sum = 0;
+  for (const LinkPoint& p : points) {
+    const double e = link.seconds(p.bytes) * (1 + more * p.beside) / p.seconds - 1;
+    sum += e * e;
+  }
+  return sum;
+}
+
+bool wide(const std::vector<LinkPoint>& points) {  // in the order of their bytes
+  return points.back().bytes >= kWideRange * points.front().bytes;
+}
+
+// By how much longer the communication of each kind of stream takes beside computations.
+std::map<StreamKind, double> longer_beside(
+    const std::map<StepLinkKey, std::vector<LinkPoint>>& all) {
+  constexpr double kStep = 0.25, kMost = 8;
+  std::map<StreamKind, double> best, least;
+  for (double more = 0; more <= kMost; more += kStep) {
+    std::map<StreamKind, double> errors;
+    for (const auto& [key, points] : all)
+      if (wide(points))
+        errors[key.stream] += squared_errors(link_without(key, points, more), points, more);
+    for (const auto& [stream, error] : errors)
+      if (more == 0 || error < least.at(stream)) best[stream] = more, least[stream] = error;
+  }
+  return best;
+}
+
+void add_links(const MeasuredSteps& samples, plan::Calibration& out) {
+  const std::map<StepLinkKey, std::vector<LinkPoint>> all = link_points(samples);
+  const std::map<StreamKind, double> beside = longer_beside(all);
+  std::vector<plan::LinkTimes> links;
+  for (const auto& [key, points] : all) {
+    const auto found = beside.find(key.stream);
+    const double more = found == beside.end() ? 0 : found->second;
+    if (wide(points)) {
+      links.push_back(link_without(key, points, more));
+      continue;
+    }
+    // Sizes that are alike say how much longer than alone it takes, on average.
+    const plan::LinkTimes* alone = out.find_link(key.kind, key.dtype, key.ranks);
+    if (!alone || alone->ranks != key.ranks) continue;
+    double in_step = 0, by_itself = 0;
+    for (const LinkPoint& p : points)
+      in_step += p.seconds / (1 + more * p.beside), by_itself += alone->seconds(p.bytes);
+    plan::LinkTimes link = *alone;
+    link.stream = name_of(key.stream);
+    link.dtype = key.dtype;
+    link.alpha_s *= in_step / by_itself;
+    link.bytes_per_s *= by_itself / in_step;
+    link.spread = 0;
+    for (const LinkPoint& p : points)
+      link.spread = std::max(link.spread, std::abs(link.seconds(p.bytes) / p.seconds - 1));
+    links.push_back(std::move(link));
+  }
+  for (const auto& [stream, more] : beside)
+    if (more > 0) out.besides[name_of(stream)] = more;
+  out.links.insert(out.links.end(), links.begin(), links.end());
+}
+
+}  // namespace
+
+Quartiles quartiles(std::vector<double> samples) {
+  if (samples.empty()) return {};
+  std::ranges::sort(samples);
+  const size_t n = samples.size();
+  const double middle = median(samples);
+  return {middle, middle > 0 ? (samples[n * 3 / 4] - samples[n / 4]) / middle : 0};
+}
+
+void summarize(const MeasuredSteps& samples, plan::Calibration& out) {
+  std::map<LaunchKey, std::vector<double>> all = samples.alone;
+  std::map<LaunchKey, double> medians;
+  std::map<std::pair<std::string, DType>, std::vector<plan::LaunchPoint>> launches;
+  for (const auto& [key, times] : samples.alone) launches[{key.name, key.dtype}];
+  // Some launches are only those of ranks that work together.
+  for (const StepTogether& step : samples.together)
+    for (const auto& [key, sum] : step.undisturbed)
+      if (!launches.contains({key.name, key.dtype})) all[key].push_back(sum.mean());
+  for (const auto& [key, times] : all) {
+    const Quartiles q = quartiles(times);
+    medians[key] = q.median;
+    launches[{key.name, key.dtype}].push_back({.flops = key.flops,
+                                               .read = key.read,
+                                               .written = key.written,
+                                               .seconds = std::max(kShortest, q.median),
+                                               .spread = q.spread});
+  }
+  for (auto& [kind, points] : launches)
+    out.launches.push_back({kind.first, kind.second, std::move(points)});
+  out.gap_s = quartiles(samples.gaps).median;
+  out.host_s = quartiles(samples.hosts).median;
+
+  std::vector<double> wakes;
+  std::map<StreamKind, std::vector<double>> stretches, idle_shares;
+  std::map<std::string, std::vector<double>> longer;
+  for (const StepTogether& step : samples.together) {
+    if (step.waits > 0)
+      wakes.push_back(std::max(0.0, step.idle_s - double(step.launches) * out.gap_s) /
+                      double(step.waits));
+    for (const auto& [kind, times] : step.stretch) stretches[kind].push_back(times);
+    for (const auto& [kind, share] : step.idle_share) idle_shares[kind].push_back(share);
+    double taken = 0, by_itself = 0;
+    for (const auto& [key, sum] : step.undisturbed)
+      if (const auto alone = samples.alone.find(key); alone != samples.alone.end())
+        taken += sum.seconds, by_itself += double(sum.count) * medians.at(key);
+    if (by_itself > 0) longer[step.parallelism].push_back(taken / by_itself - 1);
+  }
+  out.wake_s = quartiles(wakes).median;
+  for (const auto& [kind, times] : stretches)
+    if (const double s = quartiles(times).median; s > 0) out.stretches[name_of(kind)] = s;
+  for (const auto& [kind, shares] : idle_shares)
+    if (const double s = quartiles(shares).median; s > 0) out.idle_shares[name_of(kind)] = s;
+  for (const auto& [parallelism, by] : longer)
+    if (const double s = quartiles(by).median; s > 0) out.together[parallelism] = s;
+  add_slowdowns(samples, medians, out);
+  add_links(samples, out);
+}
+
+}  // namespace mtrain::run

@@ -1,0 +1,111 @@
+// Figures that follow from the steps of a calibration, with times that are written by hand.
+#include <catch2/catch.hpp>
+
+#include "run/calibration_samples.h"
+
+namespace run_calibration_samples_test {
+
+using namespace mtrain;
+using namespace mtrain::run;
+using device::StreamKind;
+
+namespace {
+
+const LaunchKey kGemm{.name = "matmul_up_fwd", .flops = 1e6, .read = 100, .written = 50},
+    kBlock{.name = "attention_block_fwd", .flops = 1e5, .read = 10, .written = 5};
+
+plan::Calibration figures(const MeasuredSteps& samples) {
+  plan::Calibration c;
+  c.links.push_back(
+      {.kind = "exchange", .dtype = DType::f32, .ranks = 2, .alpha_s = 1e-5, .bytes_per_s = 1e9});
+  summarize(samples, c);
+  return c;
+}
+
+MeasuredSteps alone() {
+  return {.alone = {{kGemm, {1.9e-3, 2e-3, 5e-3}}}, .gaps = {1e-6}, .hosts = {2e-6}};
+}
+
+}  // namespace
+
+TEST_CASE("launches of ranks that work together are compared with those of ranks alone") {
+  MeasuredSteps samples = alone();
+  for (const double longer : {1.0, 1.2, 3.0}) {
+    StepTogether step{.parallelism = "tp"};
+    for (int i = 0; i < 4; ++i) step.undisturbed[kGemm].add(longer * 2e-3);
+    step.undisturbed[kBlock].add(longer * 1e-3);
+    samples.together.push_back(step);
+  }
+  const plan::Calibration c = figures(samples);
+  CHECK(c.together.at("tp") == Approx(0.2));
+  REQUIRE(c.find("matmul_up_fwd", DType::f32));
+  REQUIRE(c.find("matmul_up_fwd", DType::f32)->points.size() == 1);
+  CHECK(c.find("matmul_up_fwd", DType::f32)->points[0].seconds == 2e-3);
+  // Only ranks that work together have such launches.
+  CHECK(c.find("attention_block_fwd", DType::f32)->points.at(0).seconds == Approx(1.2e-3));
+  CHECK(c.gap_s == 1e-6);
+  CHECK(c.host_s == 2e-6);
+  CHECK(c.wake_s == 0);
+}
+
+TEST_CASE("a stream's idle time without gaps, over its waits, is its time to wake up") {
+  MeasuredSteps samples = alone();
+  for (const double idle : {30e-6, 130e-6, 1130e-6})
+    samples.together.push_back({.parallelism = "tp", .waits = 10, .launches = 30, .idle_s = idle});
+  CHECK(figures(samples).wake_s == Approx(10e-6));
+}
+
+TEST_CASE("what computations lose beside communication counts in sums over all steps") {
+  MeasuredSteps samples = alone();
+  StepTogether step{.parallelism = "dp"};
+  for (int i = 0; i < 15; ++i) {
+    step.disturbed[StreamKind::dp_grad].push_back({kGemm, 2e-3, 2e-3});
+    step.disturbed[StreamKind::dp_grad].push_back({kGemm, 6e-3, 6e-3});
+    step.disturbed[StreamKind::dp_grad].push_back({kGemm, 90e-3, 1e-3});  // mostly alone
+  }
+  step.disturbed[StreamKind::dp_param].push_back({kGemm, 6e-3, 6e-3});  // too few
+  samples.together.push_back(step);
+  const plan::Calibration c = figures(samples);
+  // Half of the common time is lost, so the other half takes twice as long.
+  CHECK(c.slowdowns.at("dp_grad") == Approx(1));
+  CHECK_FALSE(c.slowdowns.contains("dp_param"));
+}
+
+TEST_CASE("communication in steps is a line over the bytes, without computations beside it") {
+  MeasuredSteps samples = alone();
+  const StepLinkKey gather{StreamKind::dp_param, "all_gather", DType::f32, 2},
+      ring{StreamKind::cp, "exchange", DType::f32, 2},
+      other{StreamKind::ep, "all_to_all", DType::f32, 2};
+  for (const double bytes : {1e4, 1e5, 1e6})
+    for (const double beside : {0.0, 0.8}) {
+      StepTogether step{.parallelism = "dp"};
+      const double seconds = (2e-5 + bytes / 2e9) * (1 + 1.5 * beside);
+      step.links[gather][bytes] = {
+          .seconds = 3 * seconds, .beside = 3 * beside * seconds, .count = 3};
+      step.stretch[StreamKind::dp_param] = 1.5;
+      samples.together.push_back(step);
+    }
+  StepTogether step{.parallelism = "cp"};
+  step.links[ring] = {{1e4, {.seconds = 4e-5, .count = 1}}, {3e4, {.seconds = 8e-5, .count = 1}}};
+  step.links[other] = {{1e4, {.seconds = 4e-5, .count = 1}}};
+  step.idle_share = {{StreamKind::cp, 0.25}, {StreamKind::dp_param, 0}};
+  samples.together.push_back(step);
+  const plan::Calibration c = figures(samples);
+  CHECK(c.besides.at("dp_param") == Approx(1.5));
+  const plan::LinkTimes* line = c.find_link("dp_param", "all_gather", DType::f32, 2);
+  REQUIRE(line);
+  CHECK(line->alpha_s == Approx(2e-5));
+  CHECK(line->bytes_per_s == Approx(2e9));
+  // Sizes that are alike: twice the time of the exchange alone, 2e-5 s and 4e-5 s.
+  const plan::LinkTimes* scaled = c.find_link("cp", "exchange", DType::f32, 2);
+  REQUIRE(scaled);
+  CHECK(scaled->alpha_s == Approx(2e-5));
+  CHECK(scaled->bytes_per_s == Approx(5e8));
+  CHECK_FALSE(c.besides.contains("cp"));
+  CHECK_FALSE(c.find_link("ep", "all_to_all", DType::f32, 2));  // not measured alone
+  CHECK(c.stretches.at("dp_param") == 1.5);
+  CHECK(c.idle_shares.at("cp") == 0.25);
+  CHECK_FALSE(c.idle_shares.contains("dp_param"));
+}
+
+}  // namespace run_calibration_samples_test
