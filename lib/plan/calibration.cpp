@@ -291,10 +291,11 @@ LinkTimes fit_link(const std::string& kind, DType dtype, int64_t ranks,
                    const std::vector<LinkSample>& samples) {
   // Minimizes the sum of ((alpha + bytes x - t) / t)^2 over alpha and x.
   double s11 = 0, s1b = 0, sbb = 0, s1 = 0, sb = 0;
-  for (const auto& [bytes, t] : samples) {
-    MT_CHECK(t > 0 && bytes > 0, "{} bytes in {} s", bytes, t);
+  for (const auto& [bytes, t, weight] : samples) {
+    MT_CHECK(t > 0 && bytes > 0 && weight > 0, "{} bytes in {} s", bytes, t);
     const double u = 1 / t, v = bytes / t;
-    s11 += u * u, s1b += u * v, sbb += v * v, s1 += u, sb += v;
+    s11 += weight * u * u, s1b += weight * u * v, sbb += weight * v * v;
+    s1 += weight * u, sb += weight * v;
   }
   const double determinant = s11 * sbb - s1b * s1b;
   MT_CHECK(determinant > 1e-12 * s11 * sbb, "{} of {} ranks was measured with one size", kind,
@@ -308,7 +309,7 @@ LinkTimes fit_link(const std::string& kind, DType dtype, int64_t ranks,
   }
   LinkTimes fit{
       .kind = kind, .dtype = dtype, .ranks = ranks, .alpha_s = alpha, .bytes_per_s = 1 / x};
-  for (const auto& [bytes, t] : samples)
+  for (const auto& [bytes, t, weight] : samples)
     fit.spread = std::max(fit.spread, std::abs(fit.seconds(bytes) / t - 1));
   return fit;
 }

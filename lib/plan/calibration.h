@@ -42,6 +42,7 @@ struct LinkTimes {
 // A measured time, for fit_link().
 struct LinkSample {
   double bytes, seconds;
+  double weight = 1;  // of its squared error
 };
 // Fits alpha >= 0 and the rate to the smallest relative errors (least squares). Needs two sizes.
 LinkTimes fit_link(const std::string& kind, DType dtype, int64_t ranks,

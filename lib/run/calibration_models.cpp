@@ -49,8 +49,12 @@ Settings with(Settings settings, const Settings& more) {
 
 Settings experts(int64_t count, int64_t ffn) {
   return {fmt::format("model.moe.num_experts={}", count),
-          fmt::format("model.moe.ffn_hidden_size={}", ffn), "model.moe.router_topk=2",
-          "debug.route=balanced"};
+          fmt::format("model.moe.ffn_hidden_size={}", ffn), "model.moe.router_topk=2"};
+}
+
+// Ranks that work alone have as many rows for each expert as the plan says.
+Settings balanced(int64_t count, int64_t ffn) {
+  return with(experts(count, ffn), {"debug.route=balanced"});
 }
 
 const Settings kTied{"model.share_embeddings_and_output_weights=true"},
@@ -150,13 +154,13 @@ std::vector<Model> other_models() {
         .vocab = 1500},
        {"model.architecture=gpt2"}},
       {{.hidden = 96, .heads = 3, .groups = 3, .ffn = 256, .seq = 96, .samples = 2, .vocab = 400},
-       experts(4, 192)},
+       balanced(4, 192)},
       {{.hidden = 224, .heads = 7, .groups = 7, .ffn = 512, .seq = 144, .samples = 2, .vocab = 900},
-       experts(8, 448)},
+       balanced(8, 448)},
       {{.hidden = 320, .heads = 5, .groups = 5, .ffn = 512, .seq = 192, .samples = 1, .vocab = 500},
-       experts(4, 704)},
+       balanced(4, 704)},
       {{.hidden = 160, .heads = 5, .groups = 5, .ffn = 512, .seq = 128, .samples = 2, .vocab = 500},
-       with(experts(8, 320), kBf16)}};
+       with(balanced(8, 320), kBf16)}};
 }
 
 // Models whose heads, layers and tokens can be divided among the ranks.
@@ -234,6 +238,7 @@ std::vector<RunPlan> calibration_layouts(const plan::Machine& machine, int64_t w
     s.layers = 2 * world;
     for (const Settings& more : shared) plans.push_back(plan_of(machine, world, 1, s, more));
     s.layers = 2;
+    // By the router of an untrained model: ranks wait for those with more rows.
     plans.push_back(
         plan_of(machine, world, world, s,
                 with(experts(2 * world, s.ffn / 3), {ep, "distributed.strategy=megatron_ddp"})));

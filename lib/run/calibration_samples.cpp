@@ -64,6 +64,7 @@ void add_slowdowns(const MeasuredSteps& samples, const std::map<LaunchKey, doubl
 struct LinkPoint {
   double bytes = 0, seconds = 0;
   double beside = 0;  // the share of the time that is beside computations
+  double weight = 0;  // how long all of them took
 };
 
 std::map<StepLinkKey, std::vector<LinkPoint>> link_points(const MeasuredSteps& samples) {
@@ -84,7 +85,8 @@ std::map<StepLinkKey, std::vector<LinkPoint>> link_points(const MeasuredSteps& s
     for (const auto& [size, t] : sizes)
       points[key].push_back({.bytes = size.first,
                              .seconds = std::max(kShortest, trimmed_mean(t.seconds)),
-                             .beside = t.all > 0 ? t.beside / t.all : 0});
+                             .beside = t.all > 0 ? t.beside / t.all : 0,
+                             .weight = std::max(kShortest, t.all)});
   return points;
 }
 
@@ -92,7 +94,8 @@ std::map<StepLinkKey, std::vector<LinkPoint>> link_points(const MeasuredSteps& s
 plan::LinkTimes link_without(const StepLinkKey& key, const std::vector<LinkPoint>& points,
                              double more) {
   std::vector<plan::LinkSample> alone;
-  for (const LinkPoint& p : points) alone.push_back({p.bytes, p.seconds / (1 + more * p.beside)});
+  for (const LinkPoint& p : points)
+    alone.push_back({p.bytes, p.seconds / (1 + more * p.beside), p.weight});
   plan::LinkTimes link = plan::fit_link(key.kind, key.dtype, key.ranks, alone);
   link.stream = name_of(key.stream);
   return link;
@@ -103,7 +106,7 @@ double squared_errors(const plan::LinkTimes& link, const std::vector<LinkPoint>&
   double sum = 0;
   for (const LinkPoint& p : points) {
     const double e = link.seconds(p.bytes) * (1 + more * p.beside) / p.seconds - 1;
-    sum += e * e;
+    sum += p.weight * e * e;
   }
   return sum;
 }
