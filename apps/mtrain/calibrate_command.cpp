@@ -45,8 +45,9 @@ std::string calibration_text(const plan::Calibration& c, const std::string& path
                         share(5), share(9));
   text += fmt::format("between two launches {:.2f} us; the host takes {:.2f} us for a launch\n",
                       c.gap_s * 1e6, c.host_s * 1e6);
-  if (c.wake_s > 0)
-    text += fmt::format("after a wait for communication {:.1f} us\n", c.wake_s * 1e6);
+  for (const auto& [parallelism, wake] : c.wakes)
+    text += fmt::format("after a wait for communication in steps with {} {:.1f} us\n", parallelism,
+                        wake * 1e6);
   for (const auto& [stream, slowdown] : c.slowdowns)
     text += fmt::format("computations are {:.0f} % slower during {}\n", 100 * slowdown, stream);
   for (const auto& [stream, stretch] : c.stretches)

@@ -30,7 +30,7 @@ constexpr size_t kMostPoints = 100000;
 struct CalibrationConfig {
   std::string kind, machine, build, date;
   int64_t threads = 1, ranks = 1;
-  double gap_us = 0, host_us = 0, wake_us = 0;
+  double gap_us = 0, host_us = 0;
 
   static constexpr auto fields = std::tuple{
       Field{"kind", &CalibrationConfig::kind, "kind of the device, as in a cluster file"},
@@ -46,10 +46,6 @@ struct CalibrationConfig {
       Field{"host_us",
             &CalibrationConfig::host_us,
             "time of the host for a launch",
-            {.min = 0, .max = 1e6}},
-      Field{"wake_us",
-            &CalibrationConfig::wake_us,
-            "idle time after a wait for communication",
             {.min = 0, .max = 1e6}}};
 };
 
@@ -100,7 +96,7 @@ struct ByStreamConfig {
 
 template <class Member>
 constexpr auto parallelism_field(const char* name, Member member) {
-  return Field{name, member, "for this parallelism", {.min = 0, .max = 100}};
+  return Field{name, member, "for this parallelism", {.min = 0, .max = 1e6}};
 }
 
 // A number for each parallelism; 0: the file has none.
@@ -171,6 +167,8 @@ class CalibrationReader {
         numbers<ByStreamConfig>(root.keys[i], root.items[i], out_.besides);
       } else if (name == "idle_share") {
         numbers<ByStreamConfig>(root.keys[i], root.items[i], out_.idle_shares);
+      } else if (name == "wake_us") {
+        numbers<ByParallelismConfig>(root.keys[i], root.items[i], out_.wakes);
       } else if (name == "together") {
         numbers<ByParallelismConfig>(root.keys[i], root.items[i], out_.together);
       } else {
@@ -183,7 +181,7 @@ class CalibrationReader {
     out_.device = c.kind, out_.machine = c.machine, out_.build = c.build, out_.date = c.date;
     out_.threads = c.threads, out_.ranks = c.ranks;
     out_.gap_s = c.gap_us * kMicrosecond, out_.host_s = c.host_us * kMicrosecond;
-    out_.wake_s = c.wake_us * kMicrosecond;
+    for (auto& [parallelism, wake] : out_.wakes) wake *= kMicrosecond;
   }
 
  private:
@@ -338,8 +336,11 @@ std::string print_calibration(const Calibration& c) {
                       quoted(c.machine), quoted(c.build), quoted(c.date));
   text += fmt::format("threads: {}\nranks: {}\ngap_us: {:.6g}\nhost_us: {:.6g}\n", c.threads,
                       c.ranks, c.gap_s / kMicrosecond, c.host_s / kMicrosecond);
-  text += fmt::format("wake_us: {:.6g}\n", c.wake_s / kMicrosecond);
-  for (const auto& [table, numbers] : {std::pair{"slowdown", &c.slowdowns},
+  std::map<std::string, double> wakes_us = c.wakes;
+  for (auto& [parallelism, wake] : wakes_us) wake /= kMicrosecond;
+  using Numbers = const std::map<std::string, double>*;
+  for (const auto& [table, numbers] : {std::pair<const char*, Numbers>{"wake_us", &wakes_us},
+                                       {"slowdown", &c.slowdowns},
                                        {"stretch", &c.stretches},
                                        {"beside_compute", &c.besides},
                                        {"idle_share", &c.idle_shares},

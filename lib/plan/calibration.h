@@ -53,9 +53,11 @@ struct Calibration {
   std::string machine, build, date;  // what was measured, by which program, when (UTC)
   int64_t threads = 1;               // of a rank that computes on a CPU
   int64_t ranks = 1;                 // that computed at the same time
-  // Idle time of a stream between two launches, and of the host that enqueues one. After a wait for
-  // communication a stream is idle for `wake_s` more.
-  double gap_s = 0, host_s = 0, wake_s = 0;
+  // Idle time of a stream between two launches, and of the host that enqueues one.
+  double gap_s = 0, host_s = 0;
+  // Idle time of a stream after a wait for communication, in seconds, by the parallelism of the
+  // ranks as in `together`.
+  std::map<std::string, double> wakes;
   // By how much computations slow down while a kind of stream communicates (0.1: by 10 %); by the
   // stream's name, such as dp_grad.
   std::map<std::string, double> slowdowns;

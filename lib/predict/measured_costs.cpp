@@ -171,8 +171,10 @@ MeasuredCosts::MeasuredCosts(plan::Calibration calibration, const plan::Cluster&
       link_(std::move(link)),
       same_ranks_(!cpu ||
                   (cpu->threads == calibration_.threads && cpu->of_host == calibration_.ranks)) {
-  for (const std::string& parallelism : parallelisms)
+  for (const std::string& parallelism : parallelisms) {
     together_ = std::max(together_, number_of(calibration_.together, parallelism, 0));
+    wake_ = std::max(wake_, number_of(calibration_.wakes, parallelism, 0));
+  }
   std::map<std::pair<LaunchClass, DType>, std::map<std::array<double, 3>, LaunchPoint>> pools;
   for (const plan::LaunchTimes& t : calibration_.launches) {
     const SizeCurve& curve =
@@ -256,7 +258,7 @@ LaunchCost MeasuredCosts::communication(const LaunchWork& w, const plan::GroupLi
     cost = {.seconds = sheet_.cost(w, &link).seconds, .known = false};
   cost.work_s = cost.seconds;
   // The receiver of a message waits for it.
-  if (w.stream.kind == device::StreamKind::pp_send) cost.seconds += calibration_.wake_s;
+  if (w.stream.kind == device::StreamKind::pp_send) cost.seconds += wake_;
   if (!uses_link(w.stream.kind)) return cost;
   // The link carries data while the ranks sleep, so it does not take longer in a step.
   const double emulated = link_.latency_s + w.wire_bytes * link_.seconds_per_byte;

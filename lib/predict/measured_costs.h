@@ -69,7 +69,7 @@ class MeasuredCosts : public LaunchCosts {
   double least_seconds(const LaunchWork& launch) const override;
   double gap_seconds() const override { return calibration_.gap_s; }
   double host_seconds() const override { return calibration_.host_s; }
-  double wake_seconds() const override { return calibration_.wake_s; }
+  double wake_seconds() const override { return wake_; }
   double idle_share(device::StreamKind kind) const override;
   double beside_compute(device::StreamKind kind) const override;
   double slowdown(device::StreamKind kind) const override;
@@ -84,7 +84,7 @@ class MeasuredCosts : public LaunchCosts {
   const SheetCosts sheet_;
   const EmulatedLinkCosts link_;
   const bool same_ranks_;
-  double together_ = 0;
+  double together_ = 0, wake_ = 0;
   std::map<std::pair<std::string, DType>, SizeCurve, std::less<>> curves_;
   std::map<std::pair<LaunchClass, DType>, SizeCurve> of_class_;
   // The curves of `curves_` by class.

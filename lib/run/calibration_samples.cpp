@@ -196,13 +196,12 @@ void summarize(const MeasuredSteps& samples, plan::Calibration& out) {
   out.gap_s = quartiles(samples.gaps).median;
   out.host_s = quartiles(samples.hosts).median;
 
-  std::vector<double> wakes;
   std::map<StreamKind, std::vector<double>> stretches, idle_shares;
-  std::map<std::string, std::vector<double>> longer;
+  std::map<std::string, std::vector<double>> longer, wakes;
   for (const StepTogether& step : samples.together) {
     if (step.waits > 0)
-      wakes.push_back(std::max(0.0, step.idle_s - double(step.launches) * out.gap_s) /
-                      double(step.waits));
+      wakes[step.parallelism].push_back(
+          std::max(0.0, step.idle_s - double(step.launches) * out.gap_s) / double(step.waits));
     for (const auto& [kind, times] : step.stretch) stretches[kind].push_back(times);
     for (const auto& [kind, share] : step.idle_share) idle_shares[kind].push_back(share);
     double taken = 0, by_itself = 0;
@@ -211,7 +210,8 @@ void summarize(const MeasuredSteps& samples, plan::Calibration& out) {
         taken += sum.seconds, by_itself += double(sum.count) * medians.at(key);
     if (by_itself > 0) longer[step.parallelism].push_back(taken / by_itself - 1);
   }
-  out.wake_s = quartiles(wakes).median;
+  for (const auto& [parallelism, times] : wakes)
+    if (const double s = quartiles(times).median; s > 0) out.wakes[parallelism] = s;
   for (const auto& [kind, times] : stretches)
     if (const double s = quartiles(times).median; s > 0) out.stretches[name_of(kind)] = s;
   for (const auto& [kind, shares] : idle_shares)

@@ -64,7 +64,7 @@ TEST_CASE("a calibration is read as it was written") {
       .ranks = 8,
       .gap_s = 1.5e-6,
       .host_s = 0.7e-6,
-      .wake_s = 25e-6,
+      .wakes = {{"cp", 25e-6}},
       .slowdowns = {{"dp_grad", 0.25}, {"tp", 0.5}},
       .stretches = {{"cp", 1.5}},
       .idle_shares = {{"tp", 0.0625}},
@@ -96,7 +96,7 @@ TEST_CASE("a calibration is read as it was written") {
   CHECK(r.ranks == 8);
   CHECK(r.gap_s == Approx(c.gap_s));
   CHECK(r.host_s == Approx(c.host_s));
-  CHECK(r.wake_s == Approx(c.wake_s));
+  CHECK(r.wakes.at("cp") == Approx(25e-6));
   CHECK(r.slowdowns == c.slowdowns);
   CHECK(r.stretches == c.stretches);
   CHECK(r.idle_shares == c.idle_shares);

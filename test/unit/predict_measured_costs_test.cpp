@@ -235,6 +235,7 @@ TEST_CASE("what was measured in steps counts before what was measured alone") {
   c.besides = {{"dp_grad", 1.5}};
   c.together = {{"dp", 0.1}, {"tp", 0.25}};
   c.idle_shares = {{"tp", 0.2}};
+  c.wakes = {{"dp", 1e-5}, {"tp", 1e-4}};
   const CpuRanks cpu{.threads = 1, .of_host = 2};
   const MeasuredCosts alone(c, cluster(), cpu, {}), together(c, cluster(), cpu, {}, {"dp", "tp"});
   const plan::GroupLink two = plan::link_of(cluster(), {0, 1});
@@ -250,6 +251,8 @@ TEST_CASE("what was measured in steps counts before what was measured alone") {
   CHECK(alone.idle_share(StreamKind::cp) == 0);
   const LaunchWork w = gemm("matmul_up_fwd", DType::f32, 64, 64, 64);
   CHECK(together.cost(w, nullptr).seconds == Approx(1.25 * alone.cost(w, nullptr).seconds));
+  CHECK(together.wake_seconds() == 1e-4);
+  CHECK(alone.wake_seconds() == 0);
   CHECK(together.least_seconds(w) == alone.least_seconds(w));
 }
 
