@@ -43,7 +43,9 @@ void require_base(const fs::path& checkpoint, const fs::path& base, const HfFold
                     "give the folder with which the training began");
 }
 
-HfFolder open_base(const fs::path& checkpoint, const fs::path& given, bool compare) {
+// `further`: how many layers of multi-token prediction the run has read from the base.
+HfFolder open_base(const fs::path& checkpoint, const fs::path& given, bool compare,
+                   int64_t further) {
   const recipe::ModelConfig model = recorded_model(checkpoint);
   const fs::path base = given.empty() ? fs::path(model.from.value_or("")) : given;
   if (base.empty())
@@ -57,7 +59,7 @@ HfFolder open_base(const fs::path& checkpoint, const fs::path& given, bool compa
                     base.string()),
         "put the folder back; or name its new place: mtrain generate --model BASE --adapter RUN, "
         "mtrain export hf RUN --base BASE");
-  HfFolder folder = open_hf_folder(base, model.ignore_keys);
+  HfFolder folder = open_hf_folder(base, model.ignore_keys, further);
   if (compare) require_base(checkpoint, base, folder);
   return folder;
 }
@@ -115,7 +117,8 @@ TrainedWeights open_trained(const fs::path& checkpoint, const fs::path& base, bo
   if (recipe.peft.on()) t.adapters = adapters_of(adapted_model(recipe));
   require_adapters(*t.file, t.adapters);
   if (t.adapters.empty() || t.file->contains("embedding.weight")) return t;
-  const HfFolder folder = open_base(checkpoint, base, compare_base);
+  const int64_t further = recipe::model_spec(recipe.model).mtp.layers();
+  const HfFolder folder = open_base(checkpoint, base, compare_base, further);
   t.base = folder.tensors->path().string();
   t.weights = folder.source();
   return t;

@@ -6,6 +6,7 @@
 #include <fmt/core.h>
 
 #include "base/error.h"
+#include "plan/fp8_rows.h"
 #include "plan/recipe_schedule.h"
 #include "recipe/model_spec.h"
 #include "recipe/recipe.h"
@@ -110,6 +111,17 @@ void choose_chunks(const Layout& l, int64_t rows, Choice& c) {
                       pipeline ? 2 : chunks, pipeline ? rows / 2 : chunk, kMinRows));
 }
 
+// A ring's chunk is the rows of a rank. A pipeline divides rows where the number allows.
+void check_ring_rows(const Recipe& r, const Layout& l, int64_t rows, Choice& c) {
+  const int64_t of = fp8_rows_multiple(r), chunk = rows / l.tp;
+  if (!c.on || c.gemm.method != Method::ring_exchange || of == 1 ||
+      data_form(r) == recipe::DataForm::rows || chunk % of == 0)
+    return;
+  c.off(fmt::format("fp8_recipe blockwise needs chunks of a multiple of {} tokens, not {}", of,
+                    chunk),
+        Off::contradicts);
+}
+
 // Drops `aggregate` if it has no effect, and returns the reason. Returns "" if it has an effect or
 // is not asked for.
 std::string drop_aggregate(const Layout& l, Choice& c) {
@@ -193,6 +205,7 @@ void resolve_tp_gemm_overlap(const Recipe& r, const Layout& l, Overlap& overlap)
       c.off("routed experts have no chunks of rows, and no layer has another MLP", Off::idle);
     apply_switches(cfg, c);
     choose_chunks(l, rows, c);
+    check_ring_rows(r, l, rows, c);
     if (c.is_wgrad() && c.on && splits_backward(r, l))
       c.off("the schedule delays weight gradients, so no GEMM runs beside the scatter", Off::idle);
     // kGemmKeys lists a GEMM's dgrad before its wgrad, so dgrad is decided already.

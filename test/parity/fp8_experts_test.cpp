@@ -64,6 +64,14 @@ std::vector<std::map<std::string, std::string>> scales_of_ranks(const Changes& c
   return states;
 }
 
+// Returns the scale and the maxima of a line.
+std::vector<double> numbers(const std::string& line) {
+  std::vector<double> all;
+  std::istringstream text(line);
+  for (std::string word; text >> word;) all.push_back(std::strtod(word.c_str(), nullptr));
+  return all;
+}
+
 // Returns the single rank's gradients of the parameters that a rank has. Of the experts it has the
 // part with the number `part`.
 Result own_part(const Result& one, const Result& rank, size_t part) {
@@ -175,6 +183,7 @@ TEST_CASE("experts in 8 bits under tensor parallelism give the losses of one ran
       tp = with(kMegatron, {"distributed.tp_size=2"}),
       sp = with(tp, {"distributed.sequence_parallel=true"}),
       undivided = with(sp, {"distributed.expert_tp_size=1", "distributed.ep_size=2"}),
+      shared = with(sp, {"distributed.expert_tp_size=1"}),
       sharded =
           with(over(2, kFsdp2), {"distributed.tp_size=2", "distributed.sequence_parallel=true",
                                  "mixed_precision.fp8_param_gather=true"});
@@ -187,6 +196,8 @@ TEST_CASE("experts in 8 bits under tensor parallelism give the losses of one ran
       {2, sp},
       {2, undivided},
       {4, undivided},
+      {2, shared},
+      {4, with(shared, kFsdp2)},
       {4, with(sp, {"distributed.ep_size=2"})},
       {4, sharded},
       {4, with(sharded, {"distributed.expert_tp_size=1"})},
@@ -214,6 +225,32 @@ TEST_CASE("undivided experts on ranks of tensor parallelism have delayed scales 
   CHECK(ranks[0].at(up + "0:4") != ranks[1].at(up + "4:8"));
   for (const auto& [name, line] : ranks[0])
     if (!name.ends_with(":4")) CHECK(line == ranks[1].at(name));
+}
+
+TEST_CASE("undivided experts that tp ranks share have one rank's delayed scales") {
+  const Changes wider = with(kHistory, {"model.moe.ffn_hidden_size=64"});
+  const auto one = scales_of_ranks(wider, 1)[0];
+  const auto ranks = scales_of_ranks(
+      with(wider, with(kMegatron, {"distributed.tp_size=2", "distributed.sequence_parallel=true",
+                                   "distributed.expert_tp_size=1"})),
+      2);
+  const std::string experts = "layers.1.mlp.experts.gate_up.";
+  REQUIRE(one.contains(experts + "weight 0:8"));
+  for (const auto& rank : ranks) {
+    REQUIRE(rank.size() == one.size());
+    for (const auto& [name, line] : rank) {
+      CAPTURE(name, line, one.at(name));
+      CHECK(line == ranks[0].at(name));
+      // Sums over ranks round activations and gradients differently, and the maximum is of single
+      // elements. Step 1 has the same weights.
+      const std::vector<double> own = numbers(line), want = numbers(one.at(name));
+      REQUIRE(own.size() == want.size());
+      for (size_t i = 0; i < own.size(); ++i)
+        CHECK(std::abs(own[i] - want[i]) <= kGradients * std::abs(want[i]));
+      if (name.find("experts") != name.npos && name.find(".weight") != name.npos)
+        CHECK(line == one.at(name));
+    }
+  }
 }
 
 TEST_CASE("delayed scales are of a rank's experts: the same where the experts are, one rank's") {

@@ -1,4 +1,5 @@
 // Tests multi-token prediction whose linears multiply in 8 bits, as a CPU emulates them.
+#include <map>
 #include <set>
 
 #include "token_prediction_testing.h"
@@ -56,6 +57,40 @@ std::set<DType> operand_types(const Changes& changes, const std::string& gemm) {
   return types;
 }
 
+// Returns the types that each GEMM of the projections of both inputs reads in a step, by its name.
+std::map<std::string, std::set<DType>> projection_types(const Changes& changes) {
+  Run run(changes);
+  std::map<std::string, std::set<DType>> types;
+  run.device->set_launch_check([&](Stream&, const device::LaunchInfo& info) {
+    const std::string name = info.name;
+    if (name.starts_with("matmul_") && run.device->scope().ends_with(".prediction_input"))
+      types[name].insert({info.reads.at(0).dtype, info.reads.at(1).dtype});
+  });
+  run.losses(1);
+  run.device->set_launch_check({});
+  return types;
+}
+
+// Rows of text of different lengths.
+class Rows : public data::Dataset {
+ public:
+  static constexpr int64_t kLongest = 64;
+  int64_t seq_length() const override { return kLongest; }
+  int64_t size() const override { return 8; }
+  bool packed() const override { return true; }
+  bool fixed_length() const override { return false; }
+  void sample(int64_t index, data::Sample& out) const override {
+    out = {};
+    const int64_t length = 3 + 5 * index % 11;
+    for (int64_t s = 0; s < length; ++s) {
+      out.input.push_back(int32_t((index + s) % kVocab));
+      out.label.push_back(int32_t((index + s + 1) % kVocab));
+      out.position.push_back(int32_t(s));
+    }
+    out.documents = {length};
+  }
+};
+
 }  // namespace
 
 TEST_CASE("losses of further tokens in 8 bits follow those in bf16 for 30 steps") {
@@ -91,6 +126,54 @@ TEST_CASE("the layers of further tokens are in 8 bits, and in bf16 beside a last
   CHECK(operand_types(ends(1, 0), "matmul_fc1_fwd") == std::set<DType>{DType::bf16, DType::f8e4m3});
   CHECK(operand_types(ends(2, 0), "matmul_fc1_fwd") == std::set<DType>{DType::bf16});
   CHECK(train(1, ends(1, 1), 3)[0].further == train(1, with(kBf16, kModel), 3)[0].further);
+}
+
+TEST_CASE("the projection of both inputs reads 8 bits in forward and in both passes of backward") {
+  using Types = std::map<std::string, std::set<DType>>;
+  const auto types = [](const std::set<DType>& forward, const std::set<DType>& backward) {
+    return Types{{"matmul_fc1_fwd", forward},
+                 {"matmul_fc1_dgrad", backward},
+                 {"matmul_fc1_wgrad", backward}};
+  };
+  const std::set<DType> e4m3{DType::f8e4m3}, both{DType::f8e4m3, DType::f8e5m2}, bf16{DType::bf16};
+  for (const Changes& scales : {kTensorwise, kDelayed, kBlockwise, kMx})
+    for (const Changes& more : {Changes{}, Changes{"model.mtp_use_repeated_layer=true"}}) {
+      CAPTURE(scales, more);
+      CHECK((projection_types(with(scales, with(kModel, more))) == types(e4m3, both)));
+    }
+  CHECK((projection_types(with(kTensorwise, with(kModel, {"mixed_precision.fp8=e4m3"}))) ==
+         types(e4m3, e4m3)));
+  CHECK((projection_types(with(kBf16, kModel)) == types(bf16, bf16)));
+  CHECK((projection_types(
+             with(kTensorwise, with(kModel, {"mixed_precision.first_last_layers_bf16=true",
+                                             "mixed_precision.num_layers_at_start_in_bf16=0",
+                                             "mixed_precision.num_layers_at_end_in_bf16=1"}))) ==
+         types(bf16, bf16)));
+}
+
+// cuBLASLt needs multiples of 4 under scales of 128 numbers.
+TEST_CASE("each of eight ranks of tensor parallelism has a multiple of four of the rows of text") {
+  const Recipe r =
+      tiny(with(with(kBlockwise, kModel),
+                {"model.num_attention_heads=8", "model.num_query_groups=8", "model.kv_channels=128",
+                 "model.ffn_hidden_size=1024", "dataset.form=rows",
+                 fmt::format("dataset.seq_length={}", Rows::kLongest), "train.micro_batch_size=1",
+                 "train.global_batch_size=4", "distributed.tp_size=8",
+                 "distributed.sequence_parallel=true"}),
+           8);
+  std::set<int64_t> rows;  // of rank 0
+  run_ranks(8, "thread", [&](TestRank& rank) {
+    train::Trainer t = make_trainer(rank.device, r, std::make_shared<Rows>(), rank.world);
+    if (rank.rank() == 0)
+      rank.device.set_launch_check([&](Stream&, const device::LaunchInfo& info) {
+        if (std::string(info.name) == "matmul_fc1_fwd" &&
+            rank.device.scope().ends_with(".prediction_input"))
+          rows.insert(info.reads.at(0).bytes / (2 * r.model.hidden_size));
+      });
+    t.step();
+    rank.device.set_launch_check({});
+  });
+  CHECK(rows == std::set<int64_t>{4});
 }
 
 TEST_CASE("layouts of further tokens in 8 bits give the losses of one rank") {

@@ -146,6 +146,8 @@ cp "${golden%/*}/hf/llama/config.json" hub/models--org--small/snapshots/abc/
 mistake "a model of the Hub without its tokenizer" "model: {from: org/small}\ndataset: {train: {messages: data/chat.jsonl}, cache_dir: cache}\n" mtrain r.yaml
 mistake "a model of the Hub without its weights" "" mtrain generate --model org/small --prompt a
 
+mistake "a ring whose chunks 8-bit GEMMs cannot have" "model: {num_layers: 8, hidden_size: 256, num_attention_heads: 8, ffn_hidden_size: 1024, vocab_size: 512}\ndataset: {train: data/corpus, seq_length: 1028}\ntrain: {device: cuda, global_batch_size: 32}\nmixed_precision: {name: bf16_mixed, fp8: hybrid, fp8_recipe: blockwise}\ndistributed: {strategy: megatron_ddp, tp_size: 2, sequence_parallel: true}\ncomm_overlap: {tp_comm_overlap: true, tp_comm_overlap_cfg: {qkv_fprop: {method: ring_exchange}}}\n" mtrain r.yaml --dry-run --world-size 2
+
 sed -i "1s/.*/# $number typical mistakes and their messages/" out
 if [[ $write ]]; then
   cp out "$write"

@@ -61,6 +61,11 @@ Changes random_model(Dice& dice) {
   if (bf16 && dice.coin())
     c.insert(c.end(), {"mixed_precision.fp8=hybrid", "debug.emulate_fp8=true"});
   if (dice.of({0, 0, 1})) c.push_back("optimizer.master_weights=false");
+  if (dice.of({0, 0, 1}))
+    c.insert(c.end(), {"model.multi_latent_attention=true", "model.kv_lora_rank=12",
+                       "model.qk_nope_head_dim=6", "model.qk_rope_head_dim=2", "model.v_head_dim=4",
+                       fmt::format("model.num_query_groups={}", heads)});
+  if (dice.of({0, 0, 1})) c.push_back(fmt::format("model.mtp_num_layers={}", dice.of({1, 2})));
   if (dice.coin()) return c;
   c.insert(c.end(),
            {fmt::format("model.moe.num_experts={}", dice.of({4, 8})), "model.moe.router_topk=2",
@@ -270,38 +275,73 @@ TEST_CASE("ranks that own the same elements share them evenly") {
   }
 }
 
-TEST_CASE("the plan's parts are those that the ranks of a training own") {
+namespace {
+
+struct Training {
+  int ranks;
+  Changes changes;
+};
+
+std::vector<Training> trainings() {
   const Changes experts{"model.moe.num_experts=4", "model.moe.router_topk=2",
                         "model.moe.ffn_hidden_size=24",
                         "model.moe.shared_expert_ffn_hidden_size=16"};
+  const Changes latent{"model.multi_latent_attention=true",
+                       "model.num_query_groups=4",
+                       "model.q_lora_rank=20",
+                       "model.kv_lora_rank=24",
+                       "model.qk_nope_head_dim=8",
+                       "model.qk_rope_head_dim=4",
+                       "model.v_head_dim=6"},
+      further{"model.mtp_num_layers=2"},
+      sequence{"distributed.tp_size=2", "distributed.sequence_parallel=true"};
   const Changes bf16{"mixed_precision.name=bf16_mixed"},
       fp8 = with(bf16, {"mixed_precision.fp8=hybrid", "debug.emulate_fp8=true"}),
       pipelined{"distributed.pp_size=2", "distributed.pipeline.pp_schedule=1f1b"};
-  struct Row {
-    int ranks;
-    Changes changes;
-  };
-  for (const Row& row : std::vector<Row>{
-           {1, {}},
-           {2, kMegatron},
-           {3, with(kFsdp2, bf16)},
-           {2, with(kFsdp2, fp8)},
-           {2, with(kMegatron, fp8)},
-           {4, with(kFsdp2, {"distributed.dp_replicate_size=2"})},
-           {4, with(kFsdp2, {"distributed.tp_size=2", "distributed.cp_size=2"})},
-           {4, {"distributed.tp_size=4", "model.qk_layernorm=true", "model.add_bias_linear=true"}},
-           {2, with(pipelined, {"model.architecture=gpt2"})},
-           {4, with(pipelined, with(kFsdp2, {"model.share_embeddings_and_output_weights=true"}))},
-           {2, with(pipelined, {"model.num_layers=4", "distributed.vpp_size=2",
-                                "distributed.pipeline.pp_schedule=interleaved_1f1b"})},
-           {4, with(experts, with(kFsdp2, {"distributed.ep_size=2"}))},
-           {4, with(experts, {"distributed.tp_size=2", "distributed.ep_size=2",
-                              "distributed.sequence_parallel=true"})},
-           {4, with(experts, {"distributed.tp_size=2", "distributed.ep_size=2",
-                              "distributed.sequence_parallel=true", "distributed.expert_tp_size=1",
-                              "distributed.strategy=megatron_ddp"})},
-           {2, with(kMegatron, {"optimizer.name=muon"})},
-           {2, with(kFsdp2, with(bf16, {"optimizer.master_weights=false"}))}}) {
+  return {
+      {1, {}},
+      {2, kMegatron},
+      {3, with(kFsdp2, bf16)},
+      {2, with(kFsdp2, fp8)},
+      {2, with(kMegatron, fp8)},
+      {4, with(kFsdp2, {"distributed.dp_replicate_size=2"})},
+      {4, with(kFsdp2, {"distributed.tp_size=2", "distributed.cp_size=2"})},
+      {4, {"distributed.tp_size=4", "model.qk_layernorm=true", "model.add_bias_linear=true"}},
+      {2, with(pipelined, {"model.architecture=gpt2"})},
+      {4, with(pipelined, with(kFsdp2, {"model.share_embeddings_and_output_weights=true"}))},
+      {2, with(pipelined, {"model.num_layers=4", "distributed.vpp_size=2",
+                           "distributed.pipeline.pp_schedule=interleaved_1f1b"})},
+      {4, with(experts, with(kFsdp2, {"distributed.ep_size=2"}))},
+      {4, with(experts, {"distributed.tp_size=2", "distributed.ep_size=2",
+                         "distributed.sequence_parallel=true"})},
+      {4, with(experts, {"distributed.tp_size=2", "distributed.ep_size=2",
+                         "distributed.sequence_parallel=true", "distributed.expert_tp_size=1",
+                         "distributed.strategy=megatron_ddp"})},
+      {2, with(kMegatron, {"optimizer.name=muon"})},
+      {2, with(kFsdp2, with(bf16, {"optimizer.master_weights=false"}))},
+      {1, latent},
+      {2, with(latent, with(sequence, {"~model.q_lora_rank"}))},
+      {4, with(latent, with(sequence, kFsdp2))},
+      {4, with(latent, with(kMegatron, {"distributed.tp_size=2", "optimizer.name=muon"}))},
+      {1, with(further, {"model.mtp_use_repeated_layer=true"})},
+      {2, with(further, sequence)},
+      {4, with(further, with(kFsdp2, pipelined))},
+      {2, with(further, with(pipelined, {"distributed.pipeline.layout=Et|tmmL"}))},
+      {4, with(further,
+               with(kMegatron, {"distributed.pp_size=4", "distributed.pipeline.pp_schedule=1f1b",
+                                "distributed.pipeline.layout=Et|t|mm|L"}))},
+      {2, with(further, with(pipelined, {"model.share_embeddings_and_output_weights=true"}))},
+      {4, with(latent, with(further, with(experts, with(kFsdp2, {"distributed.ep_size=2"}))))},
+      {4, with(latent,
+               with(further,
+                    with(experts, with(sequence, {"distributed.pp_size=2",
+                                                  "distributed.pipeline.pp_schedule=1f1b"}))))}};
+}
+
+}  // namespace
+
+TEST_CASE("the plan's parts are those that the ranks of a training own") {
+  for (const Training& row : trainings()) {
     CAPTURE(row.ranks, row.changes);
     const Recipe r = tiny(
         with({"train.micro_batch_size=1", "train.global_batch_size=12"}, row.changes), row.ranks);

@@ -123,6 +123,26 @@ TEST_CASE("scales of blocks are refused where the device or the sizes do not fit
   expect_accepts({.what = "rows of all ranks", .world = 2, .set = rows});
   expect_error({.what = "own rows", .world = 2, .set = also(rows, {"model.mtp_num_layers=1"})},
                "dataset.seq_length", "multiple of 4 tokens, not 2050");
+  // A ring's chunks are the rows of a rank: 2052 are a multiple of 4, and 2050 are not.
+  const auto ring = [&](const std::string& gemm, int64_t length) {
+    return also(rows, {"comm_overlap.tp_comm_overlap=true",
+                       "comm_overlap.tp_comm_overlap_cfg={" + gemm + "}",
+                       fmt::format("dataset.seq_length={}", length)});
+  };
+  for (const std::string gemm : {"qkv_fprop", "fc2_dgrad"}) {
+    const std::string method = gemm + ": {method: ring_exchange}";
+    expect_accepts({.what = "rings", .world = 2, .set = ring(method, 4104)});
+    expect_error({.what = "rings", .world = 2, .set = ring(method, 4100)},
+                 "comm_overlap.tp_comm_overlap_cfg." + gemm,
+                 "chunks of a multiple of 4 tokens, not 2050");
+    expect_accepts({.what = "rings under another scale",
+                    .world = 2,
+                    .set = also(ring(method, 4100), {"mixed_precision.fp8_recipe=tensorwise"})});
+  }
+  expect_accepts({.what = "rings by default", .world = 2, .set = ring("", 4100)});
+  expect_accepts({.what = "pipelines",
+                  .world = 2,
+                  .set = ring("fc2_fprop: {method: pipeline, num_splits: 3}", 4100)});
   expect_warning({.what = "margin", .set = also(blocks, {"mixed_precision.fp8_margin=1"})},
                  "mixed_precision.fp8_margin", "ignored");
   expect_error({.what = "history", .set = also(mx, {"mixed_precision.fp8_amax_history_len=4"})},

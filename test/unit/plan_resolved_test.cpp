@@ -142,19 +142,26 @@ TEST_CASE("a layout follows from the sizes that the recipe gives") {
   REQUIRE(layout(4, experts({})).ep_shard == 1);
 }
 
+namespace {
+
+// Returns the row of a GEMM of the tp_comm_overlap_cfg on four ranks: asked | effective | reason.
+std::string gemm_row(const Overrides& more, const std::string& name) {
+  Overrides o{"distributed.tp_size=4", "distributed.sequence_parallel=true",
+              "comm_overlap.tp_comm_overlap=true"};
+  o.insert(o.end(), more.begin(), more.end());
+  const Recipe r = recipe_of(4, o);
+  const Overlap overlap = resolve_overlap(r, layout_of(r, 4));
+  for (const OverlapRow& found : overlap.table)
+    if (found.field == "comm_overlap.tp_comm_overlap_cfg." + name) {
+      return found.asked + " | " + found.effective + " | " + found.reason;
+    }
+  return std::string("no row");
+}
+
+}  // namespace
+
 TEST_CASE("the table tells each GEMM's method, or why it has none") {
-  const auto row = [](const Overrides& more, const std::string& name) {
-    Overrides o{"distributed.tp_size=4", "distributed.sequence_parallel=true",
-                "comm_overlap.tp_comm_overlap=true"};
-    o.insert(o.end(), more.begin(), more.end());
-    const Recipe r = recipe_of(4, o);
-    const Overlap overlap = resolve_overlap(r, layout_of(r, 4));
-    for (const OverlapRow& found : overlap.table)
-      if (found.field == "comm_overlap.tp_comm_overlap_cfg." + name) {
-        return found.asked + " | " + found.effective + " | " + found.reason;
-      }
-    return std::string("no row");
-  };
+  const auto row = gemm_row;
   const auto cfg = [](const std::string& gemms) {
     return Overrides{"comm_overlap.tp_comm_overlap_cfg={" + gemms + "}"};
   };
@@ -216,6 +223,19 @@ TEST_CASE("the table tells each GEMM's method, or why it has none") {
                   "userbuffers_fp8_h100_h16384_tp4_mbs1_seqlen2048_lora"},
                  "proj_fprop"),
              Contains("without fp8_buf"));
+}
+
+TEST_CASE("a ring is off if 8-bit GEMMs cannot have its chunks") {
+  // Of 4 x 514 tokens the ring would multiply chunks of 514. A pipeline divides them by fours.
+  const Overrides fours{
+      "dataset.seq_length=2056",    "train.device=cuda",
+      "hardware.gpu=h100",          "mixed_precision={fp8: hybrid, fp8_recipe: blockwise}",
+      "model.ffn_hidden_size=1024", "model.kv_channels=64",
+      "model.num_query_groups=8"};
+  CHECK(gemm_row(fours, "qkv_fprop") ==
+        "auto | none | fp8_recipe blockwise needs chunks of a multiple of 4 tokens, not 514");
+  CHECK_THAT(gemm_row(fours, "fc2_fprop"), Contains("auto | pipeline x4"));
+  CHECK_THAT(gemm_row(fours, "fc1_dgrad"), Contains("auto | bulk"));
 }
 
 TEST_CASE("the table shows for each GEMM the method that tensor parallelism gets") {

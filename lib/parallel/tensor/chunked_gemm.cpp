@@ -1,6 +1,7 @@
 #include "parallel/tensor/chunked_gemm.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "base/math.h"
 #include "ops/blocks.h"
@@ -94,15 +95,18 @@ Tensor gemm_reduce_scatter_ring(const TensorComm& comm, const Tensor& x_TI, int6
 }
 
 Tensor gemm_reduce_scatter_pipelined(const TensorComm& comm, const Tensor& x_TI, int64_t O,
-                                     int64_t splits, const RowGemm& gemm) {
+                                     int64_t splits, bool in_fours, const RowGemm& gemm) {
   const int P = comm.size();
-  const int64_t T = x_TI.dim(0), I = x_TI.dim(1), own = exact_div(T, int64_t(P)),
-                n = std::min(splits, own);
+  const int64_t T = x_TI.dim(0), I = x_TI.dim(1), own = exact_div(T, int64_t(P));
+  // A split has `unit` rows of each rank, or a multiple. If 4 divides T = P * own, it divides
+  // P * gcd(own, 4), too.
+  const int64_t unit = in_fours ? std::gcd(own, int64_t(4)) : 1, units = own / unit,
+                n = std::min(splits, units);
   Stream& compute = comm.compute();
   const Tensor in = Tensor::empty(compute, {T, I}, x_TI.dtype()),
                out = Tensor::empty(compute, {T, O}, x_TI.dtype()),
                result = Tensor::empty(compute, {own, O}, x_TI.dtype());
-  const auto first = [&](int64_t split) { return part_begin(own, n, split); };
+  const auto first = [&](int64_t split) { return unit * part_begin(units, n, split); };
   // Orders the rows by split, and within a split by rank. A split has the same part of every rank's
   // rows.
   std::vector<ops::CopyBlock> blocks;

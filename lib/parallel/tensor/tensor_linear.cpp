@@ -28,11 +28,13 @@ device::Device::GemmMargin margin_of(const model::Step& step, const plan::GemmOv
 }
 
 // Returns this rank's rows of the sum of all ranks' results. `overlap` must be a chunked method.
+// `quantized`: the GEMM is an 8-bit one, which may need a multiple of 4 rows
+// (plan/tp_gemm_overlap.cpp refuses rings that have other ones).
 Tensor gemm_reduce_scatter(const TensorComm& comm, const plan::GemmOverlap& overlap,
-                           const Tensor& x_TI, int64_t O, const RowGemm& gemm) {
+                           const Tensor& x_TI, int64_t O, bool quantized, const RowGemm& gemm) {
   return overlap.method == Method::ring_exchange
              ? gemm_reduce_scatter_ring(comm, x_TI, O, gemm)
-             : gemm_reduce_scatter_pipelined(comm, x_TI, O, overlap.splits, gemm);
+             : gemm_reduce_scatter_pipelined(comm, x_TI, O, overlap.splits, quantized, gemm);
 }
 
 class ColumnParallel : public model::Linear {
@@ -117,7 +119,7 @@ class ColumnParallel : public model::Linear {
   model::InputGradient chunked_dgrad(model::Step& step, model::LinearOperand dy_TO) {
     const auto margin = margin_of(step, dgrad_);
     const Tensor dx = gemm_reduce_scatter(
-        comm_, dgrad_, dy_TO.value.plain, gemms_.I(),
+        comm_, dgrad_, dy_TO.value.plain, gemms_.I(), gemms_.quantizes(),
         [&](const Tensor& in, const Tensor& out) { gemms_.dgrad_into(step, in, out); });
     return {dx, std::move(dy_TO)};
   }
@@ -153,7 +155,7 @@ class RowParallel : public model::Linear {
     const auto margin = margin_of(step, fprop_);
     if (fprop_.chunked())
       return gemm_reduce_scatter(
-          comm_, fprop_, x_TI.value.plain, gemms_.O(),
+          comm_, fprop_, x_TI.value.plain, gemms_.O(), gemms_.quantizes(),
           [&](const Tensor& x, const Tensor& y) { gemms_.forward_into(step, x, y, bias); });
     const Tensor partial = gemms_.forward(step, x_TI, bias);
     return comm_.await(sequence_ ? comm_.reduce_scatter(partial) : comm_.all_reduce(partial));

@@ -111,10 +111,10 @@ void validate_folders(const Recipe& r, Diagnostics& diagnostics) {
   const auto check = [&](const char* field, const std::string& text) {
     const std::string scheme = scheme_of(text);
     if (scheme.empty()) return;
-    diagnostics.require(
-        false, {field},
+    refuse(
+        {field},
         fmt::format("`{}` is an address, and mtrain reads and writes files by their paths", text),
-        hint_for_scheme(scheme, text));
+        hint_for_scheme(scheme, text), diagnostics);
   };
   check("train.run_dir", r.train.run_dir);
   check("train.tensorboard_dir", r.train.tensorboard_dir);
@@ -140,8 +140,8 @@ void validate_local(const Recipe& r, Diagnostics& diagnostics) {
       {"replica_gbps", c.replica_gbps != none.replica_gbps}};
   for (const auto& [name, is_set] : changed)
     if (const std::string set = fmt::format("checkpoint.local.{}", name); is_set)
-      diagnostics.require(false, {set, field}, "needs the folder of the local copies",
-                          "set checkpoint.local.dir, such as /dev/shm/<name>");
+      refuse({set, field}, "needs the folder of the local copies",
+             "set checkpoint.local.dir, such as /dev/shm/<name>", diagnostics);
 }
 
 }  // namespace

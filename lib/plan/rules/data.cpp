@@ -219,7 +219,7 @@ void check_prefixes(const char* field, const std::vector<std::string>& prefixes,
   for (const std::string& prefix : prefixes) {
     if (has_pair(prefix)) continue;
     DataFault fault = data_fault(prefix, tokenizer);
-    diagnostics.require(false, {field}, std::move(fault.reason), std::move(fault.hint));
+    refuse({field}, std::move(fault.reason), std::move(fault.hint), diagnostics);
   }
 }
 

@@ -4,6 +4,7 @@
 #include <fmt/core.h>
 
 #include "base/gpu_facts.h"
+#include "plan/fp8_rows.h"
 #include "plan/options/recipe_options.h"
 #include "plan/rules/rules.h"
 #include "recipe/model_spec.h"
@@ -164,24 +165,22 @@ void check_routed_experts(const Recipe& r, Diagnostics& diagnostics) {
       "set mixed_precision.fp8_recipe: tensorwise or delayed");
 }
 
-// cuBLASLt supports scales of 128 numbers only for a multiple of 4 tokens. Under sequence
-// parallelism the first linears of latent attention, and that of multi-token prediction, multiply a
-// rank's own.
+// Under sequence parallelism the first linears of latent attention, and that of multi-token
+// prediction, multiply a rank's own rows. resolve_tp_gemm_overlap() decides about chunks of rows.
 void check_tokens(const Recipe& r, Diagnostics& diagnostics) {
-  if (r.mixed_precision.fp8_recipe != Fp8Recipe::blockwise ||
-      r.train.device != recipe::DeviceChoice::cuda || data_form(r) == recipe::DataForm::rows)
-    return;
+  const int64_t of = fp8_rows_multiple(r);
+  if (of == 1 || data_form(r) == recipe::DataForm::rows) return;  // rows are padded
   const bool own_rows = r.distributed.sequence_parallel &&
                         (r.model.multi_latent_attention || r.model.mtp_num_layers > 0);
   const int64_t parts = std::max<int64_t>(1, r.distributed.cp_size) *
                         (own_rows ? std::max<int64_t>(1, r.distributed.tp_size) : 1),
                 S = sample_length(r);
-  diagnostics.require(S % parts != 0 || S / parts % 4 == 0,
+  diagnostics.require(S % parts != 0 || S / parts % of == 0,
                       {"dataset.seq_length", "mixed_precision.fp8_recipe"},
-                      fmt::format("blockwise needs a rank's part of a sample to be a multiple of 4 "
-                                  "tokens, not {}",
-                                  S / parts),
-                      fmt::format("use {}", nearest_multiples(S, 4 * parts)));
+                      fmt::format("blockwise needs a rank's part of a sample to be a multiple of "
+                                  "{} tokens, not {}",
+                                  of, S / parts),
+                      fmt::format("use {}", nearest_multiples(S, of * parts)));
 }
 
 void check_margin(const Recipe& r, Diagnostics& diagnostics) {

@@ -152,11 +152,10 @@ void check_stage_count(const Recipe& r, const Layout& l, Diagnostics& diagnostic
       {kind.max_stages == 2, "exactly two stages", "set vpp_size: 2 or a fitting layers_per_stage"},
       {true, "at least two stages", "use 1f1b, or set vpp_size: 2"}};
   const Need& need = *std::ranges::find_if(needs, &Need::applies);
-  diagnostics.require(
-      false,
-      {"distributed.pipeline.pp_schedule", "distributed.vpp_size",
-       "distributed.pipeline.layers_per_stage", "model.num_layers"},
-      fmt::format("{} needs {} per rank, the recipe gives {}", kind.name, need.text, n), need.hint);
+  refuse({"distributed.pipeline.pp_schedule", "distributed.vpp_size",
+          "distributed.pipeline.layers_per_stage", "model.num_layers"},
+         fmt::format("{} needs {} per rank, the recipe gives {}", kind.name, need.text, n),
+         need.hint, diagnostics);
 }
 
 // How messages describe the number of micro-batches. It follows from the batch of a flush: the
@@ -224,30 +223,30 @@ void check_micro_batches(const Recipe& r, const Layout& l, Diagnostics& diagnost
   // If the batch size does not divide, another rule's hint names one that the schedule can have.
   if (r.train.global_batch_size % batch_multiple(r, l) != 0) return;
   if (kind.in_groups && !group && !schedule::legal_rounds(m, l.pp))
-    diagnostics.require(false, {words.field, "distributed.pipeline.pp_schedule"},
-                        fmt::format("{1} on pp_size {2} make {3} rounds of {0}, each of at least "
-                                    "{2}, and do not divide into {3} equal ones",
-                                    kind.name, count, l.pp, std::max<int64_t>(1, m / l.pp)),
-                        fmt::format("use {}", legal_counts(r, l, words)));
+    refuse({words.field, "distributed.pipeline.pp_schedule"},
+           fmt::format("{1} on pp_size {2} make {3} rounds of {0}, each of at least "
+                       "{2}, and do not divide into {3} equal ones",
+                       kind.name, count, l.pp, std::max<int64_t>(1, m / l.pp)),
+           fmt::format("use {}", legal_counts(r, l, words)), diagnostics);
   if (kind.in_groups && group && !schedule::legal_group(*group, m, l.pp)) {
     const std::string groups =
         schedule::nearest_legal(std::min(*group, m + 1), 4 * m + 64,
                                 [&](int64_t k) { return schedule::legal_group(k, m, l.pp); });
-    diagnostics.require(
-        false, {"distributed.pipeline.microbatch_group_size_per_vp_stage", words.field},
-        fmt::format(
-            "a group of {} must lie in [pp_size {}, {}], and the rest of {} must be 0 or at "
-            "least pp_size",
-            *group, l.pp, m, count),
-        groups.empty() ? words.raise_to(l.pp) + fmt::format(", and use a group of {}", l.pp)
-                       : fmt::format("use a group of {}", groups));
+    refuse({"distributed.pipeline.microbatch_group_size_per_vp_stage", words.field},
+           fmt::format(
+               "a group of {} must lie in [pp_size {}, {}], and the rest of {} must be 0 or at "
+               "least pp_size",
+               *group, l.pp, m, count),
+           groups.empty() ? words.raise_to(l.pp) + fmt::format(", and use a group of {}", l.pp)
+                          : fmt::format("use a group of {}", groups),
+           diagnostics);
   }
   const int64_t fewest = kind.min_micro_batches * l.pp;
   if (m < fewest)
-    diagnostics.require(false, {words.field, "distributed.pipeline.pp_schedule"},
-                        fmt::format("{} needs at least {} x pp_size = {}, there are {}", kind.name,
-                                    kind.min_micro_batches, fewest, count),
-                        words.raise_to(fewest));
+    refuse({words.field, "distributed.pipeline.pp_schedule"},
+           fmt::format("{} needs at least {} x pp_size = {}, there are {}", kind.name,
+                       kind.min_micro_batches, fewest, count),
+           words.raise_to(fewest), diagnostics);
   if (p.pp_schedule == ScheduleId::one_f_one_b && m < l.pp)
     diagnostics.warn(
         words.field,

@@ -1,5 +1,7 @@
 #include "plan/rules/rules.h"
 
+#include <utility>
+
 #include <fmt/core.h>
 
 namespace mtrain::plan {
@@ -33,12 +35,17 @@ void validate_layout_rules(const Recipe& recipe, const Layout& layout, const Ove
   validate_debug(recipe, layout, diagnostics);
 }
 
+void refuse(std::initializer_list<std::string_view> fields, std::string reason, std::string hint,
+            Diagnostics& diagnostics) {
+  diagnostics.require(false, fields, std::move(reason), std::move(hint));
+}
+
 void warn_or_refuse(const Recipe& recipe, std::string_view field, std::string reason,
                     Diagnostics& diagnostics) {
   if (recipe.debug.strict)
-    diagnostics.require(
-        false, {field}, std::move(reason),
-        "set it to false or auto, or leave it out; without --strict this is a warning");
+    refuse({field}, std::move(reason),
+           "set it to false or auto, or leave it out; without --strict this is a warning",
+           diagnostics);
   else
     diagnostics.warn(field, std::move(reason));
 }
@@ -48,8 +55,8 @@ void report_inactive(const Recipe& recipe, std::string_view field, OverlapRow::O
   if (off == OverlapRow::Off::idle)
     warn_or_refuse(recipe, field, fmt::format("is disabled: {}", reason), diagnostics);
   if (off == OverlapRow::Off::contradicts)
-    diagnostics.require(false, {field}, fmt::format("cannot be active: {}", reason),
-                        "set it to false or auto, or change the setting that it contradicts");
+    refuse({field}, fmt::format("cannot be active: {}", reason),
+           "set it to false or auto, or change the setting that it contradicts", diagnostics);
 }
 
 }  // namespace mtrain::plan

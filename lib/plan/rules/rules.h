@@ -1,6 +1,7 @@
 // Rules compare fields of a recipe with each other. Each function has the rules of one subject, in
 // a file of this folder. Rules that need the number of ranks take the layout.
 #pragma once
+#include <initializer_list>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,6 +19,10 @@ void validate_rules(const Recipe& recipe, const Layout& layout, const Overlap& o
 void validate_layout_rules(const Recipe& recipe, const Layout& layout, const Overlap& overlap,
                            Diagnostics& diagnostics);
 
+// Reports a rule that the caller has found broken, as Diagnostics::require() does. Searches check
+// many layouts, so the texts of their rules are written only for those that break one.
+void refuse(std::initializer_list<std::string_view> fields, std::string reason, std::string hint,
+            Diagnostics& diagnostics);
 // Reports a setting that has no effect at this size: a warning, or an error if the recipe sets
 // debug.strict.
 void warn_or_refuse(const Recipe& recipe, std::string_view field, std::string reason,

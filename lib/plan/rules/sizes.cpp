@@ -33,10 +33,9 @@ bool validate_sizes(const Recipe& r, const Layout& l, Diagnostics& diagnostics) 
   const auto check = [&](double product, std::string_view what,
                          std::initializer_list<std::string_view> fields) {
     if (product < kLargestProduct) return;
-    diagnostics.require(
-        false, fields,
-        fmt::format("makes {:.1e} {}, which no machine can hold or count", product, what),
-        "choose sizes of a model and a batch that can be trained");
+    refuse(fields,
+           fmt::format("makes {:.1e} {}, which no machine can hold or count", product, what),
+           "choose sizes of a model and a batch that can be trained", diagnostics);
     all = false;
   };
   check(double(m.vocab_size) * hidden, "values of the embedding",
@@ -73,11 +72,10 @@ bool validate_sizes(const Recipe& r, const Layout& l, Diagnostics& diagnostics) 
       std::clamp<int64_t>(l.stages_per_rank, 1, std::max<int64_t>(1, m.num_layers));
   const bool listed = l.pp > 1 || m.moe.num_experts > 0;
   if (!listed || l.micro_batches <= kMaxPasses / stages) return all;
-  diagnostics.require(
-      false, {"train.global_batch_size", "train.micro_batch_size"},
-      fmt::format("{} micro-batches in {} stages of a rank are more than {} passes in a step",
-                  l.micro_batches, stages, kMaxPasses),
-      "raise micro_batch_size, or lower global_batch_size");
+  refuse({"train.global_batch_size", "train.micro_batch_size"},
+         fmt::format("{} micro-batches in {} stages of a rank are more than {} passes in a step",
+                     l.micro_batches, stages, kMaxPasses),
+         "raise micro_batch_size, or lower global_batch_size", diagnostics);
   return false;
 }
 

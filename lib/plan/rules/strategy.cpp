@@ -16,29 +16,29 @@ const char* kUseFsdp2 = "use strategy: fsdp2, or leave this at its default";
 
 void check_ddp(const Recipe& r, Diagnostics& diagnostics) {
   const auto& d = r.distributed;
-  const auto refuse = [&](const char* field, bool asked, const std::string& what) {
+  const auto exclude = [&](const char* field, bool asked, const std::string& what) {
     diagnostics.require(!asked, {field, "distributed.strategy"},
                         fmt::format("strategy ddp keeps the full model on every rank; it does not "
                                     "support {}",
                                     what),
                         kUseFsdp2);
   };
-  refuse("distributed.tp_size", d.tp_size > 1, fmt::format("tp_size {}", d.tp_size));
-  refuse("distributed.pp_size", d.pp_size > 1, fmt::format("pp_size {}", d.pp_size));
-  refuse("distributed.cp_size", d.cp_size > 1, fmt::format("cp_size {}", d.cp_size));
-  refuse("distributed.ep_size", d.ep_size > 1, fmt::format("ep_size {}", d.ep_size));
-  refuse("distributed.sequence_parallel", d.sequence_parallel, "sequence_parallel");
+  exclude("distributed.tp_size", d.tp_size > 1, fmt::format("tp_size {}", d.tp_size));
+  exclude("distributed.pp_size", d.pp_size > 1, fmt::format("pp_size {}", d.pp_size));
+  exclude("distributed.cp_size", d.cp_size > 1, fmt::format("cp_size {}", d.cp_size));
+  exclude("distributed.ep_size", d.ep_size > 1, fmt::format("ep_size {}", d.ep_size));
+  exclude("distributed.sequence_parallel", d.sequence_parallel, "sequence_parallel");
 }
 
 void check_megatron_fsdp(const Recipe& r, Diagnostics& diagnostics) {
   const auto& d = r.distributed;
-  const auto refuse = [&](const char* field, bool asked, const std::string& what) {
+  const auto exclude = [&](const char* field, bool asked, const std::string& what) {
     diagnostics.require(!asked, {field, "distributed.strategy"},
                         fmt::format("strategy megatron_fsdp does not support {}", what), kUseFsdp2);
   };
-  refuse("distributed.pp_size", d.pp_size > 1, fmt::format("pp_size {}", d.pp_size));
-  refuse("distributed.ep_size", d.ep_size > 1, fmt::format("ep_size {}", d.ep_size));
-  refuse("distributed.sequence_parallel", d.sequence_parallel, "sequence_parallel");
+  exclude("distributed.pp_size", d.pp_size > 1, fmt::format("pp_size {}", d.pp_size));
+  exclude("distributed.ep_size", d.ep_size > 1, fmt::format("ep_size {}", d.ep_size));
+  exclude("distributed.sequence_parallel", d.sequence_parallel, "sequence_parallel");
 }
 
 // A field that some strategies alone read.
@@ -153,22 +153,21 @@ void check_tensor_parallel(const Recipe& r, const Layout& l, Diagnostics& diagno
   // rules allow.
   const bool heads = m.num_attention_heads % l.tp == 0;
   if (!heads)
-    diagnostics.require(false, {"distributed.tp_size", "model.num_attention_heads"},
-                        fmt::format("tp_size {} does not divide the {} attention heads", l.tp,
-                                    m.num_attention_heads),
-                        use_tp(r, l));
+    refuse({"distributed.tp_size", "model.num_attention_heads"},
+           fmt::format("tp_size {} does not divide the {} attention heads", l.tp,
+                       m.num_attention_heads),
+           use_tp(r, l), diagnostics);
   if (heads && m.ffn_size() % l.tp != 0)
-    diagnostics.require(
-        false, {"distributed.tp_size", "model.ffn_hidden_size"},
-        fmt::format("tp_size {} does not divide the ffn_hidden_size of {}", l.tp, m.ffn_size()),
-        fmt::format("{}, or set model.ffn_hidden_size to {}", use_tp(r, l),
-                    nearest_multiples(m.ffn_size(), l.tp)));
+    refuse({"distributed.tp_size", "model.ffn_hidden_size"},
+           fmt::format("tp_size {} does not divide the ffn_hidden_size of {}", l.tp, m.ffn_size()),
+           fmt::format("{}, or set model.ffn_hidden_size to {}", use_tp(r, l),
+                       nearest_multiples(m.ffn_size(), l.tp)),
+           diagnostics);
   if (heads && m.kv_heads() % l.tp != 0 && l.tp % m.kv_heads() != 0)
-    diagnostics.require(
-        false, {"distributed.tp_size", "model.num_query_groups"},
-        fmt::format("tp_size {} is neither a divisor nor a multiple of the {} key-value heads",
-                    l.tp, m.kv_heads()),
-        use_tp(r, l));
+    refuse({"distributed.tp_size", "model.num_query_groups"},
+           fmt::format("tp_size {} is neither a divisor nor a multiple of the {} key-value heads",
+                       l.tp, m.kv_heads()),
+           use_tp(r, l), diagnostics);
   const int64_t padded = m.vocab_size > 0 ? padded_vocab(m.vocab_size, l.tp) : 0;
   if (padded != m.vocab_size)
     diagnostics.resolved("model.vocab_size",

@@ -24,12 +24,12 @@ void check_product(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
   // world allows.
   const bool heads = r.model.num_attention_heads % l.tp == 0;
   if (heads && l.world % product != 0)
-    diagnostics.require(
-        false, {"distributed.tp_size", "distributed.pp_size", "distributed.cp_size"},
-        fmt::format("tp({}) * pp({}) * cp({}) = {} does not divide the world of {} ranks", l.tp,
-                    l.pp, l.cp, product, l.world),
-        fmt::format("run on {} ranks, or choose sizes whose product {}",
-                    nearest_multiples(l.world, product), divides(l.world)));
+    refuse({"distributed.tp_size", "distributed.pp_size", "distributed.cp_size"},
+           fmt::format("tp({}) * pp({}) * cp({}) = {} does not divide the world of {} ranks", l.tp,
+                       l.pp, l.cp, product, l.world),
+           fmt::format("run on {} ranks, or choose sizes whose product {}",
+                       nearest_multiples(l.world, product), divides(l.world)),
+           diagnostics);
   if (!r.distributed.dp_size || l.world % product != 0) return;
   diagnostics.require(
       *r.distributed.dp_size == l.dp, {"distributed.dp_size"},
@@ -67,10 +67,9 @@ void check_batch(const Recipe& r, const Layout& l, Diagnostics& diagnostics) {
     reason = fmt::format(
         "global_batch_size {} is not a whole number of flushes of dp {} x local batch {} = {}",
         global, l.dp, r.train.micro_batch_size, chunk);
-  diagnostics.require(false,
-                      {"train.global_batch_size", "train.micro_batch_size",
-                       "distributed.pipeline.pp_microbatch_size"},
-                      std::move(reason), fmt::format("use {}", legal_batches(r, l)));
+  refuse({"train.global_batch_size", "train.micro_batch_size",
+          "distributed.pipeline.pp_microbatch_size"},
+         std::move(reason), fmt::format("use {}", legal_batches(r, l)), diagnostics);
 }
 
 // Returns a hint with the largest size of tp that stays within a node and divides the heads.
