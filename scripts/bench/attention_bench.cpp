@@ -1,6 +1,6 @@
 // Measures GFLOP/s of attention, forward and backward, counting the operations that a causal mask
 // leaves.
-//   bench_attention [threads] [fp32|bf16|tiles] [rounds]
+//   bench_attention [threads] [fp32|bf16|tiles] [rounds] [part of a name]
 // `tiles` is bf16 multiplied by AMX tiles.
 // Prints medians; with MTRAIN_BENCH_BEST=1 the best rounds, for a machine that others use too.
 #include <algorithm>
@@ -68,12 +68,14 @@ int main(int argc, char** argv) {
   const DType dtype = type == "fp32" ? DType::f32 : DType::bf16;
   const Bf16Arithmetic bf16 = type == "tiles" ? Bf16Arithmetic::tiles : Bf16Arithmetic::widened;
   const int rounds = argc > 3 ? std::atoi(argv[3]) : 15;
+  const std::string only = argc > 4 ? argv[4] : "";
   ThreadPool pool(threads);
   const ThreadPool::Scope scope(&pool);
   const double peak = cpu::measure_peak_flops();
   std::printf("%d threads, %s, %s, peak %.0f GFLOP/s\n", threads, type.c_str(),
               cpu::isa_name(cpu::isa()), peak * 1e-9);
   for (const Case& c : kCases) {
+    if (std::string(c.name).find(only) == std::string::npos) continue;
     const int64_t T = c.S * c.B, width = c.A * c.Dv;
     const int64_t k0 = c.A * c.D, v0 = k0 + c.G * c.D, qkv_width = v0 + c.G * c.Dv;
     const Operand qkv(T * qkv_width, dtype), out(T * width, dtype), dout(T * width, dtype);
