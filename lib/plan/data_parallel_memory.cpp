@@ -131,6 +131,10 @@ Count DataParallelMemory::gathered_parameters() const {
   const int64_t recomputed = plan_.recompute.group > 0 && layers_.all() > 0
                                  ? std::min(plan_.recompute.group, in_turns + 1)
                                  : 0;
+  // When the output layer reads the token table, the first layers are gathered as in a forward,
+  // though a backward begins with the last ones.
+  const int64_t early =
+      plan_.model.tied_embeddings && l_.stages == 1 ? dp_.gather.forward_prefetch : 0;
   const auto stages = int64_t(rank_.stages().size());
   const int64_t kept = plan_.pipeline.max_gathered;
   const int64_t at_once =
@@ -139,7 +143,7 @@ Count DataParallelMemory::gathered_parameters() const {
     return reshard ? std::max(units, recomputed) : at_once;
   };
   const int64_t experts_in_turns = layers_.moe ? dp_.gather.experts_at_once() : 0;
-  const int64_t layers = units_held(dp_.gather.reshard_after_forward, in_turns),
+  const int64_t layers = units_held(dp_.gather.reshard_after_forward, in_turns + early),
                 experts = units_held(dp_.gather.reshard_experts, experts_in_turns);
   return e_ * full_units(layers, experts) + float8_unit_change(layers, experts) +
          (head_e_ - e_) * rank_.of_head();
