@@ -198,6 +198,11 @@ const std::map<std::string, std::pair<int64_t, Settings>> kSmallLayouts{
     {"ddp", {2, {"distributed.strategy=ddp"}}},
     {"ZeRO 1", {2, {"distributed.strategy=megatron_fsdp", "distributed.zero_dp_strategy=1"}}},
     {"fsdp2", {2, {"distributed.strategy=fsdp2"}}},
+    {"fsdp2, two layers ahead",
+     {2, {"distributed.strategy=fsdp2", "distributed.fsdp2_forward_prefetch_depth=2"}}},
+    {"fsdp2, a table for the output",
+     {2, {"distributed.strategy=fsdp2", "model.share_embeddings_and_output_weights=false"}}},
+    {"fsdp2, recomputation", {2, {"distributed.strategy=fsdp2", "recompute=full"}}},
     {"tp", {2, {"distributed.tp_size=2"}}},
     {"tp + sp", {2, {"distributed.tp_size=2", "distributed.sequence_parallel=true"}}},
     {"cp", {2, {"distributed.cp_size=2"}}},
@@ -211,10 +216,21 @@ const std::map<std::string, std::pair<int64_t, Settings>> kSmallLayouts{
 
 }  // namespace
 
-// The models and layouts that scripts/bench/plan_cpu.py trains.
+// The models and layouts that scripts/bench/plan_cpu.py trains, and other gathers of fsdp2.
 TEST_CASE("planned memory of each category is within 5 % of the record for small models on CPUs") {
-  const std::vector<std::string> dense{"1 rank",  "ddp", "ZeRO 1", "fsdp2",       "tp",
-                                       "tp + sp", "cp",  "1f1b",   "interleaved", "zero_bubble"};
+  const std::vector<std::string> dense{"1 rank",
+                                       "ddp",
+                                       "ZeRO 1",
+                                       "fsdp2",
+                                       "fsdp2, two layers ahead",
+                                       "fsdp2, a table for the output",
+                                       "fsdp2, recomputation",
+                                       "tp",
+                                       "tp + sp",
+                                       "cp",
+                                       "1f1b",
+                                       "interleaved",
+                                       "zero_bubble"};
   const SmallModel models[]{
       {"3M",
        {"model.num_layers=4", "model.hidden_size=256", "model.ffn_hidden_size=704",
