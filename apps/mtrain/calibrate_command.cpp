@@ -53,6 +53,9 @@ std::string calibration_text(const plan::Calibration& c, const std::string& path
   for (const auto& [stream, stretch] : c.stretches)
     text += fmt::format("in a step, communication of {} takes {:.2f} x its time alone\n", stream,
                         stretch);
+  for (const auto& [stream, more] : c.besides)
+    text += fmt::format("communication of {} takes {:.2f} x as long beside computations\n", stream,
+                        1 + more);
   for (const auto& [stream, idle] : c.idle_shares)
     text += fmt::format("ranks that wait for {} wait for later ones: {:.1f} % of their computing\n",
                         stream, 100 * idle);

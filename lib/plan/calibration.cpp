@@ -74,7 +74,7 @@ struct LinkConfig {
 
 template <class Member>
 constexpr auto stream_field(const char* name, Member member) {
-  return Field{name, member, "factor for this kind of stream", {.min = 0, .max = 100}};
+  return Field{name, member, "factor for this kind of stream", {.min = 0, .max = 1e6}};
 }
 
 // A number for each kind of stream that communicates; 0: the file has none.
@@ -132,6 +132,11 @@ std::optional<DType> parse_dtype(const std::string& name) {
   for (int i = 0; i <= int(DType::f8e5m2); ++i)
     if (dtype_name(DType(i)) == name) return DType(i);
   return std::nullopt;
+}
+
+bool communicates(const std::string& stream) {
+  return std::apply([&](const auto&... field) { return ((field.name == stream) || ...); },
+                    ByStreamConfig::fields);
 }
 
 std::optional<int64_t> parse_ranks(const std::string& digits) {
@@ -239,7 +244,7 @@ class CalibrationReader {
     }
     const auto dtype = words.size() == 3 ? parse_dtype(words[1]) : std::nullopt;
     const auto ranks = words.size() == 3 ? parse_ranks(words[2]) : std::nullopt;
-    if (!dtype || !ranks || words[0].empty() || stream.empty() == in_step || c.gbytes_s == 0)
+    if (!dtype || !ranks || words[0].empty() || communicates(stream) != in_step || c.gbytes_s == 0)
       return error(key.location, key.name,
                    in_step ? "expected a name such as `tp all_reduce fp32 2`, the stream, the "
                              "kind, its type and its ranks, with gbytes_s"

@@ -10,19 +10,6 @@
 
 namespace mtrain::predict {
 
-namespace {
-
-// The parallelisms by which the ranks work together, named as in a calibration.
-std::vector<std::string> parallelisms(const plan::Layout& l) {
-  std::vector<std::string> names;
-  for (const auto& [name, ranks] :
-       {std::pair{"tp", l.tp}, {"cp", l.cp}, {"ep", l.ep}, {"pp", l.pp}, {"dp", l.dp}})
-    if (ranks > 1) names.emplace_back(name);
-  return names;
-}
-
-}  // namespace
-
 std::unique_ptr<const LaunchCosts> costs_for(const plan::Cluster& cluster, const RunPlan& plan,
                                              const std::vector<std::string>& recipe_folders,
                                              Diagnostics& diagnostics) {
@@ -55,7 +42,7 @@ std::unique_ptr<const LaunchCosts> costs_for(const plan::Cluster& cluster, const
     cpu = {.threads = std::max<int64_t>(1, plan.device.threads),
            .of_host = std::min(plan.layout.world, cluster.domain_gpus)};
   return std::make_unique<const MeasuredCosts>(std::move(measured), cluster, cpu,
-                                               emulated_link(plan.comm), parallelisms(plan.layout));
+                                               emulated_link(plan.comm));
 }
 
 }  // namespace mtrain::predict

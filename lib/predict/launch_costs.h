@@ -7,6 +7,7 @@
 #include "base/dtype.h"
 #include "device/stream_id.h"
 #include "plan/cluster.h"
+#include "plan/layout.h"
 
 namespace mtrain::predict {
 
@@ -29,8 +30,15 @@ struct LaunchCost {
   // For how long the launch keeps the one link of its rank busy, which carries the data of all
   // streams one after the other. 0: its stream has a link to itself.
   double link_s = 0;
-  // A communication's own work, beside which the link carries data.
-  double work_s = 0;
+  // A communication's own work, and how much longer it may take before the launch does, since the
+  // link carries data meanwhile.
+  double work_s = 0, hidden_s = 0;
+};
+
+// What ranks that work together cost each other.
+struct TogetherCosts {
+  double longer = 0;  // by how much computations take longer than by a rank alone (0.1: by 10 %)
+  double wake_s = 0;  // idle time of a stream after a wait for communication
 };
 
 class LaunchCosts {
@@ -47,8 +55,8 @@ class LaunchCosts {
   // Idle time of a stream between two launches, and the time that the host needs to enqueue one.
   virtual double gap_seconds() const = 0;
   virtual double host_seconds() const = 0;
-  // Idle time of a stream after a wait for communication.
-  virtual double wake_seconds() const { return 0; }
+  // In addition to the costs of launches, which hold for ranks alone.
+  virtual TogetherCosts together(const plan::Layout&) const { return {}; }
   // How long a rank that waits for such a stream waits for later ranks, as a share of its
   // computing.
   virtual double idle_share(device::StreamKind) const { return 0; }

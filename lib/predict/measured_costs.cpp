@@ -164,17 +164,12 @@ EmulatedLinkCosts emulated_link(const plan::CommOptions& comm) {
 }
 
 MeasuredCosts::MeasuredCosts(plan::Calibration calibration, const plan::Cluster& cluster,
-                             const std::optional<CpuRanks>& cpu, EmulatedLinkCosts link,
-                             const std::vector<std::string>& parallelisms)
+                             const std::optional<CpuRanks>& cpu, EmulatedLinkCosts link)
     : calibration_(std::move(calibration)),
       sheet_(cluster, StackConstants{}, cpu ? cpu->threads : 1),
       link_(std::move(link)),
       same_ranks_(!cpu ||
                   (cpu->threads == calibration_.threads && cpu->of_host == calibration_.ranks)) {
-  for (const std::string& parallelism : parallelisms) {
-    together_ = std::max(together_, number_of(calibration_.together, parallelism, 0));
-    wake_ = std::max(wake_, number_of(calibration_.wakes, parallelism, 0));
-  }
   std::map<std::pair<LaunchClass, DType>, std::map<std::array<double, 3>, LaunchPoint>> pools;
   for (const plan::LaunchTimes& t : calibration_.launches) {
     const SizeCurve& curve =
@@ -209,9 +204,19 @@ LaunchCost MeasuredCosts::compute(const LaunchWork& w) const {
     cost = sheet_.cost(w, nullptr);
     cost.known = false;
   }
-  cost.seconds *= 1 + together_;
   cost.known = cost.known && same_ranks_;
   return cost;
+}
+
+TogetherCosts MeasuredCosts::together(const plan::Layout& l) const {
+  TogetherCosts costs;
+  for (const auto& [parallelism, ranks] :
+       {std::pair{"tp", l.tp}, {"cp", l.cp}, {"ep", l.ep}, {"pp", l.pp}, {"dp", l.dp}}) {
+    if (ranks < 2) continue;
+    costs.longer = std::max(costs.longer, number_of(calibration_.together, parallelism, 0));
+    costs.wake_s = std::max(costs.wake_s, number_of(calibration_.wakes, parallelism, 0));
+  }
+  return costs;
 }
 
 double MeasuredCosts::stretch(device::StreamKind kind) const {
@@ -257,8 +262,6 @@ LaunchCost MeasuredCosts::communication(const LaunchWork& w, const plan::GroupLi
   else
     cost = {.seconds = sheet_.cost(w, &link).seconds, .known = false};
   cost.work_s = cost.seconds;
-  // The receiver of a message waits for it.
-  if (w.stream.kind == device::StreamKind::pp_send) cost.seconds += wake_;
   if (!uses_link(w.stream.kind)) return cost;
   // The link carries data while the ranks sleep, so it does not take longer in a step.
   const double emulated = link_.latency_s + w.wire_bytes * link_.seconds_per_byte;
@@ -269,6 +272,7 @@ LaunchCost MeasuredCosts::communication(const LaunchWork& w, const plan::GroupLi
   cost.seconds = message               ? cost.seconds + emulated
                  : w.name == "receive" ? cost.seconds
                                        : std::max(cost.seconds, emulated);
+  if (!message) cost.hidden_s = cost.seconds - cost.work_s;
   return cost;
 }
 
@@ -281,11 +285,12 @@ double MeasuredCosts::slowdown(device::StreamKind kind) const {
   const double alone = number_of(calibration_.slowdowns, device::stream_kind_name(kind), 0);
   if (!uses_link(kind) || link_.seconds_per_byte == 0) return alone;
   // Ranks that wait for an emulated link sleep, and use no memory and no core.
+  constexpr double kLarge = 1e6;  // bytes
   double fastest = 0;
   for (const std::string_view stream : {device::stream_kind_name(kind), std::string_view()})
     if (fastest == 0)
       for (const plan::LinkTimes& l : calibration_.links)
-        if (l.stream == stream) fastest = std::max(fastest, l.bytes_per_s);
+        if (l.stream == stream) fastest = std::max(fastest, kLarge / l.seconds(kLarge));
   return fastest > 0 ? alone * std::min(1.0, 1 / (link_.seconds_per_byte * fastest)) : alone;
 }
 

@@ -57,11 +57,9 @@ struct CpuRanks {
 class MeasuredCosts : public LaunchCosts {
  public:
   // `cpu` is what the prediction is for; absent: GPUs. If the calibration had other numbers, all
-  // costs of computations are unknown. `parallelisms` are those by which the ranks work together
-  // (plan::Calibration::together).
+  // costs of computations are unknown.
   MeasuredCosts(plan::Calibration calibration, const plan::Cluster& cluster,
-                const std::optional<CpuRanks>& cpu, EmulatedLinkCosts link,
-                const std::vector<std::string>& parallelisms = {});
+                const std::optional<CpuRanks>& cpu, EmulatedLinkCosts link);
 
   // A launch that was not measured takes the time of launches of its class and type with such a
   // size, and is unknown. Without any, it takes that of the cluster's data sheet.
@@ -69,7 +67,7 @@ class MeasuredCosts : public LaunchCosts {
   double least_seconds(const LaunchWork& launch) const override;
   double gap_seconds() const override { return calibration_.gap_s; }
   double host_seconds() const override { return calibration_.host_s; }
-  double wake_seconds() const override { return wake_; }
+  TogetherCosts together(const plan::Layout& layout) const override;
   double idle_share(device::StreamKind kind) const override;
   double beside_compute(device::StreamKind kind) const override;
   double slowdown(device::StreamKind kind) const override;
@@ -84,7 +82,6 @@ class MeasuredCosts : public LaunchCosts {
   const SheetCosts sheet_;
   const EmulatedLinkCosts link_;
   const bool same_ranks_;
-  double together_ = 0, wake_ = 0;
   std::map<std::pair<std::string, DType>, SizeCurve, std::less<>> curves_;
   std::map<std::pair<LaunchClass, DType>, SizeCurve> of_class_;
   // The curves of `curves_` by class.

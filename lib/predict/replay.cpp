@@ -51,17 +51,21 @@ LaunchWork LaunchList::work(uint32_t number) const {
   return work;
 }
 
-LaunchPrices LaunchList::price(const LaunchCosts& costs) const {
+LaunchPrices LaunchList::price(const LaunchCosts& costs, const TogetherCosts& together) const {
   LaunchPrices prices{
-      .gap = costs.gap_seconds(), .host = costs.host_seconds(), .wake = costs.wake_seconds()};
+      .gap = costs.gap_seconds(), .host = costs.host_seconds(), .wake = together.wake_s};
   prices.seconds.reserve(size());
   for (uint32_t i = 0; i < size(); ++i) {
     const LaunchCost cost =
         costs.cost(work(i), launches_[i].has_link ? &launches_[i].link : nullptr);
-    prices.seconds.push_back(cost.seconds);
+    const device::StreamKind kind = launches_[i].work.stream.kind;
+    const bool message = launches_[i].has_link && kind == device::StreamKind::pp_send;
+    prices.seconds.push_back(launches_[i].has_link ? cost.seconds + (message ? together.wake_s : 0)
+                                                   : cost.seconds * (1 + together.longer));
     prices.known.push_back(cost.known ? 1 : 0);
     prices.link.push_back(cost.link_s);
     prices.work.push_back(cost.work_s);
+    prices.hidden.push_back(cost.hidden_s);
   }
   for (size_t kind = 0; kind < kStreamKinds; ++kind)
     if (communicates(device::StreamKind(kind))) {
@@ -309,7 +313,7 @@ std::vector<double> seconds_beside(const LaunchSequence& sequence, const LaunchP
     if (work <= 0 || more <= 0 || taken <= 0) continue;
     std::vector<Interval> left{{spans[i].begin, spans[i].end}};
     const double share = remove(computed, left) / taken;
-    seconds[i] = std::max(seconds[i], work * (1 + more * share));
+    seconds[i] += std::max(0.0, work * more * share - prices.hidden[item.launch]);
   }
   return seconds;
 }

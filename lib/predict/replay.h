@@ -20,12 +20,12 @@ using ByStreamKind = std::array<double, kStreamKinds>;
 
 // The costs of all launches of a LaunchList.
 struct LaunchPrices {
-  std::vector<double> seconds;  // by number
-  std::vector<char> known;      // as LaunchCost
-  std::vector<double> link;     // seconds on the rank's link, as LaunchCost
-  std::vector<double> work;     // seconds, as LaunchCost
-  double gap = 0, host = 0;     // seconds
-  double wake = 0;              // seconds
+  std::vector<double> seconds;       // by number
+  std::vector<char> known;           // as LaunchCost
+  std::vector<double> link;          // seconds on the rank's link, as LaunchCost
+  std::vector<double> work, hidden;  // seconds, as LaunchCost
+  double gap = 0, host = 0;          // seconds
+  double wake = 0;                   // seconds
   ByStreamKind slowdown{}, idle_share{}, beside_compute{};  // as LaunchCosts
 };
 
@@ -35,7 +35,7 @@ class LaunchList {
   // Returns the number of a launch like this one. `link` is null without a communication.
   uint32_t number_of(const device::LaunchRecord& launch, const plan::GroupLink* link);
 
-  LaunchPrices price(const LaunchCosts& costs) const;
+  LaunchPrices price(const LaunchCosts& costs, const TogetherCosts& together = {}) const;
   size_t size() const { return launches_.size(); }
   LaunchWork work(uint32_t number) const;
   LaunchClass class_of(uint32_t number) const { return launches_[number].launch_class; }

@@ -151,7 +151,7 @@ class StepModel::Recording {
 
   PlayedPipeline play(const LaunchCosts& costs) const {
     MT_CHECK(plan_.layout.pp > 1, "a picture of one stage");
-    const PlayedTimes p = played(list_.price(costs), costs);
+    const PlayedTimes p = played(prices_of(costs), costs);
     const auto first_gather = [](const StageTimes& t) { return t.first.seconds; };
     return {.schedule = schedule_,
             .timeline = p.timeline,
@@ -160,7 +160,7 @@ class StepModel::Recording {
   }
 
   Prediction price(const LaunchCosts& costs) const {
-    const LaunchPrices prices = list_.price(costs);
+    const LaunchPrices prices = prices_of(costs);
     Prediction p = plan_.layout.pp == 1 ? whole(prices) : pipeline(prices, costs);
     p.step_s = p.times.seconds + p.bubble_s;
     const double tokens = double(plan_.train.global_batch_size * plan_.sample_length);
@@ -561,7 +561,11 @@ class StepModel::Recording {
     return emulated || hop.in_domain() ? 0 : 1;
   }
 
-  // Returns what the largest message of a rank takes, or an empty one.
+  LaunchPrices prices_of(const LaunchCosts& costs) const {
+    return list_.price(costs, costs.together(plan_.layout));
+  }
+
+  // Returns what the largest message of a rank takes, or an empty one. Its receiver wakes up then.
   LaunchCost message_cost(const std::pair<int64_t, int64_t>& hop, const plan::GroupLink& link,
                           const LaunchCosts& costs, bool full) const {
     const RecordedPipeline& recorded = pipelines_[0];
@@ -569,7 +573,9 @@ class StepModel::Recording {
     MT_CHECK(send, "rank {} of the pipeline sends, but has recorded no message", hop.first);
     LaunchWork work = list_.work(*send);
     if (!full) work.wire_bytes = 0;
-    return costs.cost(work, &link);
+    LaunchCost cost = costs.cost(work, &link);
+    cost.seconds += costs.together(plan_.layout).wake_s;
+    return cost;
   }
 
   // Returns the times of the rank that computes longest, without the bubble.

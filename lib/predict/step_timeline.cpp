@@ -73,7 +73,8 @@ struct ReplayedStep {
     LaunchList list;
     GroupLinks links(plan, cluster);
     const LaunchSequence sequence = sequence_of(records, list, links);
-    times = replay(sequence, list, list.price(costs), ReplayEnd::all_streams, &spans);
+    times = replay(sequence, list, list.price(costs, costs.together(plan.layout)),
+                   ReplayEnd::all_streams, &spans);
   }
 
   // Calls f(item, span) for each.

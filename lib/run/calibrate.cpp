@@ -169,6 +169,7 @@ class CalibrationModel {
            .ranks = r.group >= 0 ? int64_t(records.groups()[size_t(r.group)].ranks.size()) : 0,
            .wire_bytes = double(r.wire_bytes)});
     }
+    pipelined_ = has(StreamKind::pp_send) || has(StreamKind::pp_recv);
     parallelism_ = parallelism_of_streams();
   }
 
@@ -196,17 +197,17 @@ class CalibrationModel {
   };
 
   // Ranks that share layers communicate for data parallelism, too.
+  bool has(StreamKind kind) const {
+    return std::ranges::any_of(launches_, [&](const auto& of_stream) {
+      return of_stream.first.kind == kind &&
+             std::ranges::any_of(of_stream.second, [](const Launch& l) { return l.ranks > 0; });
+    });
+  }
   std::string parallelism_of_streams() const {
-    const auto has = [&](StreamKind kind) {
-      return std::ranges::any_of(launches_, [&](const auto& of_stream) {
-        return of_stream.first.kind == kind &&
-               std::ranges::any_of(of_stream.second, [](const Launch& l) { return l.ranks > 0; });
-      });
-    };
     if (has(StreamKind::tp)) return "tp";
     if (has(StreamKind::cp)) return "cp";
     if (has(StreamKind::ep)) return "ep";
-    return has(StreamKind::pp_send) || has(StreamKind::pp_recv) ? "pp" : "dp";
+    return pipelined_ ? "pp" : "dp";
   }
 
   double seconds_alone(const Launch& l) const {
@@ -317,7 +318,7 @@ class CalibrationModel {
     });
     for (const auto& [kind, by_itself] : alone) step.stretch[kind] = taken.at(kind) / by_itself;
     // In a pipeline, ranks wait for each other by the order of its passes.
-    if (computing > 0 && step.parallelism != "pp")
+    if (computing > 0 && !pipelined_)
       for (const auto& [kind, waited] : idle) step.idle_share[kind] = waited / computing;
   }
 
@@ -328,6 +329,7 @@ class CalibrationModel {
   std::optional<Bf16Arithmetic> bf16_;
   std::map<StreamId, std::vector<Launch>> launches_;
   std::string parallelism_;
+  bool pipelined_ = false;
 };
 
 // A kind of communication, and the bytes that a rank sends for `bytes` of data.

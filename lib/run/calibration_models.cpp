@@ -19,7 +19,8 @@ struct Sizes {
   int64_t layers = 2;
 };
 
-constexpr int64_t kMicroBatches = 2;  // later ones add to the gradients of the first
+constexpr int64_t kMostForLayers = 8;  // ranks that share layers
+constexpr int64_t kMicroBatches = 2;   // later ones add to the gradients of the first
 
 RunPlan plan_of(const plan::Machine& machine, int64_t world, int64_t data_ranks, const Sizes& s,
                 const Settings& more) {
@@ -181,7 +182,7 @@ std::vector<Sizes> shared_sizes(int64_t world) {
                             .samples = 1,
                             .vocab = 1200 * world}};
   // Its messages have megabytes. Of many ranks it would be a large model.
-  if (world <= 8)
+  if (world <= 4)
     sizes.push_back({.hidden = 96 * heads,
                      .heads = heads,
                      .groups = heads,
@@ -202,6 +203,7 @@ std::vector<RunPlan> calibration_models(const plan::Machine& machine, int64_t wo
   // What a rank computes if it works together with others by dp or pp, by cp, and by tp.
   for (const Sizes& s : shared_sizes(world)) {
     plans.push_back(plan_of(machine, 1, 1, s, {}));
+    if (world > kMostForLayers) continue;
     Sizes part = s;
     part.seq /= world;
     plans.push_back(plan_of(machine, 1, 1, part, {}));
@@ -224,7 +226,7 @@ std::vector<RunPlan> calibration_layouts(const plan::Machine& machine, int64_t w
   const std::vector<Sizes> sizes = shared_sizes(world);
   for (const Sizes& s : sizes)
     for (const Settings& more : of_data) plans.push_back(plan_of(machine, world, world, s, more));
-  if (world > 8) return plans;
+  if (world > kMostForLayers) return plans;
   const std::string tp = fmt::format("distributed.tp_size={}", world),
                     cp = fmt::format("distributed.cp_size={}", world),
                     pp = fmt::format("distributed.pp_size={}", world),

@@ -32,9 +32,16 @@ double trimmed_mean(std::vector<double> x) {
   return sum.mean();
 }
 
+// How many times as long as alone the step's computations take without communication beside.
+double longer(const StepTogether& step, const plan::Calibration& c) {
+  const auto found = c.together.find(step.parallelism);
+  return 1 + (found == c.together.end() ? 0 : found->second);
+}
+
 // While a communication runs for the time o, a computation does the work of o / (1 + s). A
 // communication may take the core of some launches and leave others alone, so sums over all steps
 // count.
+// `medians` are those of ranks alone; ranks together are slower also without communication.
 void add_slowdowns(const MeasuredSteps& samples, const std::map<LaunchKey, double>& medians,
                    plan::Calibration& out) {
   struct Beside {
@@ -48,7 +55,7 @@ void add_slowdowns(const MeasuredSteps& samples, const std::map<LaunchKey, doubl
         const auto median = medians.find(d.key);
         if (median == medians.end() || d.overlap_s < kMostlyBeside * d.seconds) continue;
         Beside& sum = sums[kind];
-        sum.lost += d.seconds - median->second;
+        sum.lost += d.seconds - longer(step, out) * median->second;
         sum.common += d.overlap_s;
         ++sum.launches;
       }
@@ -115,18 +122,30 @@ bool wide(const std::vector<LinkPoint>& points) {  // in the order of their byte
   return points.back().bytes >= kWideRange * points.front().bytes;
 }
 
+// Whether the times show what computations beside them cost: some have many, and others few.
+bool shows_beside(const std::vector<LinkPoint>& points) {
+  const auto beside = [](const LinkPoint& p) { return p.beside > 0.5; };
+  return wide(points) && points.size() > 2 && std::ranges::any_of(points, beside) &&
+         !std::ranges::all_of(points, beside);
+}
+
 // By how much longer the communication of each kind of stream takes beside computations.
 std::map<StreamKind, double> longer_beside(
     const std::map<StepLinkKey, std::vector<LinkPoint>>& all) {
   constexpr double kStep = 0.25, kMost = 8;
+  constexpr double kBetter = 0.9;  // a smaller gain may be chance
   std::map<StreamKind, double> best, least;
   for (double more = 0; more <= kMost; more += kStep) {
     std::map<StreamKind, double> errors;
     for (const auto& [key, points] : all)
-      if (wide(points))
+      // The messages of a pipeline are simulated without what is beside them.
+      if (shows_beside(points) && key.stream != StreamKind::pp_send)
         errors[key.stream] += squared_errors(link_without(key, points, more), points, more);
     for (const auto& [stream, error] : errors)
-      if (more == 0 || error < least.at(stream)) best[stream] = more, least[stream] = error;
+      if (more == 0)
+        best[stream] = 0, least[stream] = kBetter * error;
+      else if (error < least.at(stream))
+        best[stream] = more, least[stream] = error;
   }
   return best;
 }
@@ -174,30 +193,25 @@ Quartiles quartiles(std::vector<double> samples) {
 }
 
 void summarize(const MeasuredSteps& samples, plan::Calibration& out) {
-  std::map<LaunchKey, std::vector<double>> all = samples.alone;
   std::map<LaunchKey, double> medians;
   std::map<std::pair<std::string, DType>, std::vector<plan::LaunchPoint>> launches;
-  for (const auto& [key, times] : samples.alone) launches[{key.name, key.dtype}];
-  // Some launches are only those of ranks that work together.
-  for (const StepTogether& step : samples.together)
-    for (const auto& [key, sum] : step.undisturbed)
-      if (!launches.contains({key.name, key.dtype})) all[key].push_back(sum.mean());
-  for (const auto& [key, times] : all) {
-    const Quartiles q = quartiles(times);
-    medians[key] = q.median;
+  const auto add_point = [&](const LaunchKey& key, const Quartiles& q) {
     launches[{key.name, key.dtype}].push_back({.flops = key.flops,
                                                .read = key.read,
                                                .written = key.written,
                                                .seconds = std::max(kShortest, q.median),
                                                .spread = q.spread});
+  };
+  for (const auto& [key, times] : samples.alone) {
+    const Quartiles q = quartiles(times);
+    medians[key] = q.median;
+    add_point(key, q);
   }
-  for (auto& [kind, points] : launches)
-    out.launches.push_back({kind.first, kind.second, std::move(points)});
   out.gap_s = quartiles(samples.gaps).median;
   out.host_s = quartiles(samples.hosts).median;
 
   std::map<StreamKind, std::vector<double>> stretches, idle_shares;
-  std::map<std::string, std::vector<double>> longer, wakes;
+  std::map<std::string, std::vector<double>> more, wakes;
   for (const StepTogether& step : samples.together) {
     if (step.waits > 0)
       wakes[step.parallelism].push_back(
@@ -206,9 +220,9 @@ void summarize(const MeasuredSteps& samples, plan::Calibration& out) {
     for (const auto& [kind, share] : step.idle_share) idle_shares[kind].push_back(share);
     double taken = 0, by_itself = 0;
     for (const auto& [key, sum] : step.undisturbed)
-      if (const auto alone = samples.alone.find(key); alone != samples.alone.end())
-        taken += sum.seconds, by_itself += double(sum.count) * medians.at(key);
-    if (by_itself > 0) longer[step.parallelism].push_back(taken / by_itself - 1);
+      if (const auto alone = medians.find(key); alone != medians.end())
+        taken += sum.seconds, by_itself += double(sum.count) * alone->second;
+    if (by_itself > 0) more[step.parallelism].push_back(taken / by_itself - 1);
   }
   for (const auto& [parallelism, times] : wakes)
     if (const double s = quartiles(times).median; s > 0) out.wakes[parallelism] = s;
@@ -216,8 +230,18 @@ void summarize(const MeasuredSteps& samples, plan::Calibration& out) {
     if (const double s = quartiles(times).median; s > 0) out.stretches[name_of(kind)] = s;
   for (const auto& [kind, shares] : idle_shares)
     if (const double s = quartiles(shares).median; s > 0) out.idle_shares[name_of(kind)] = s;
-  for (const auto& [parallelism, by] : longer)
+  for (const auto& [parallelism, by] : more)
     if (const double s = quartiles(by).median; s > 0) out.together[parallelism] = s;
+
+  // Some launches are only those of ranks that work together.
+  std::map<LaunchKey, std::vector<double>> only_together;
+  for (const StepTogether& step : samples.together)
+    for (const auto& [key, sum] : step.undisturbed)
+      if (!launches.contains({key.name, key.dtype}))
+        only_together[key].push_back(sum.mean() / longer(step, out));
+  for (const auto& [key, times] : only_together) add_point(key, quartiles(times));
+  for (auto& [kind, points] : launches)
+    out.launches.push_back({kind.first, kind.second, std::move(points)});
   add_slowdowns(samples, medians, out);
   add_links(samples, out);
 }

@@ -102,7 +102,8 @@ def calibrate(programs, folder, seconds):
     for ranks, name in ((1, "one"), (2, "two")):
         file = folder / f"{name}.yaml"
         if not file.exists():
-            print(programs.run(["calibrate", "--output", str(file), "--seconds", str(seconds), "--threads", "1"], folder, ranks), flush=True)
+            print(programs.run(["calibrate", "--output", str(file), "--seconds", str(seconds), "--threads", "1"], folder, ranks,
+                               timeout=600 + 3 * seconds), flush=True)
         (folder / f"cluster_{ranks}.yaml").write_text(CLUSTER % f"calibration: {file.name}\n")
 
 
@@ -215,6 +216,11 @@ def main():
     parser.add_argument("--memory-only", action="store_true")
     parser.add_argument("--output")
     o = parser.parse_args()
+    chosen = [c for c in cases() if o.only in " / ".join(c)]
+    if not chosen:
+        parser.error(f"no case has {o.only} in its name")
+    if o.steps < 3:
+        parser.error("--steps must be 3 or more, as the first two do not count")
     if o.memory_only:
         o.rounds, o.steps = 1, 3
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
@@ -227,7 +233,6 @@ def main():
                 (folder / f"cluster_{ranks}.yaml").write_text(CLUSTER % "")
         else:
             calibrate(programs, folder, o.seconds)
-        chosen = [c for c in cases() if o.only in " / ".join(c)]
         recipes = {}
         for name, (model, batch, vocabulary, length) in MODELS.items():
             recipes[name] = folder / f"{name}.yaml"

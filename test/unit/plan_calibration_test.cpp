@@ -137,18 +137,30 @@ TEST_CASE("all mistakes of a calibration are reported at once, with their lines"
   text += "links:\n  all_reduce 2: {alpha_us: 1, gbytes_s: 1}\n";
   text += "  send fp32 2: {alpha_us: -1, gbytes_s: 1}\n";
   text += "links_in_step:\n  all_reduce bf16 2: {alpha_us: 1, gbytes_s: 1}\n";
+  text += "  dp_grads all_reduce fp32 2: {alpha_us: 1, gbytes_s: 1}\n";
   text += "together: {dq: 1}\nidle_share: {tp: -1}\n";
   text += "slowdown: {dp_grads: 0.1}\nstretch: {cp: -1}\nmachin: x\nthreads: 0\n";
   const std::string all = mistakes(text);
-  for (const char* part :
-       {"m.yaml:8:3: error: add bf16: read has 2 numbers, and seconds has 1",
-        "m.yaml:9:3: error: cast: expected a name such as", "norm fp32: flop: ",
-        "did you mean flops?", "norm fp32: seconds: ", "fill fp32: has no times",
-        "copy fp32: has a size twice", "flat fp32: expected a mapping",
-        "all_reduce 2: expected a name such as", "send fp32 2: alpha_us: ",
-        "all_reduce bf16 2: expected a name such as `tp all_reduce fp32 2`",
-        "together: dq: ", "idle_share: tp: ", "slowdown: dp_grads: ", "did you mean dp_grad?",
-        "stretch: cp: ", "machin: ", "did you mean machine?", "threads: "}) {
+  for (const char* part : {"m.yaml:8:3: error: add bf16: read has 2 numbers, and seconds has 1",
+                           "m.yaml:9:3: error: cast: expected a name such as",
+                           "norm fp32: flop: ",
+                           "did you mean flops?",
+                           "norm fp32: seconds: ",
+                           "fill fp32: has no times",
+                           "copy fp32: has a size twice",
+                           "flat fp32: expected a mapping",
+                           "all_reduce 2: expected a name such as",
+                           "send fp32 2: alpha_us: ",
+                           "all_reduce bf16 2: expected a name such as `tp all_reduce fp32 2`",
+                           "together: dq: ",
+                           "dp_grads all_reduce fp32 2: expected a name such as",
+                           "idle_share: tp: ",
+                           "slowdown: dp_grads: ",
+                           "did you mean dp_grad?",
+                           "stretch: cp: ",
+                           "machin: ",
+                           "did you mean machine?",
+                           "threads: "}) {
     INFO(part << " in\n" << all);
     CHECK(all.find(part) != std::string::npos);
   }

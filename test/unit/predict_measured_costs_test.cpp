@@ -237,7 +237,7 @@ TEST_CASE("what was measured in steps counts before what was measured alone") {
   c.idle_shares = {{"tp", 0.2}};
   c.wakes = {{"dp", 1e-5}, {"tp", 1e-4}};
   const CpuRanks cpu{.threads = 1, .of_host = 2};
-  const MeasuredCosts alone(c, cluster(), cpu, {}), together(c, cluster(), cpu, {}, {"dp", "tp"});
+  const MeasuredCosts alone(c, cluster(), cpu, {});
   const plan::GroupLink two = plan::link_of(cluster(), {0, 1});
   const auto reduced = [&](StreamKind stream) {
     return alone.cost(sent("all_reduce", stream, 1e6), &two);
@@ -249,11 +249,20 @@ TEST_CASE("what was measured in steps counts before what was measured alone") {
   CHECK(alone.beside_compute(StreamKind::tp) == 0);
   CHECK(alone.idle_share(StreamKind::tp) == 0.2);
   CHECK(alone.idle_share(StreamKind::cp) == 0);
-  const LaunchWork w = gemm("matmul_up_fwd", DType::f32, 64, 64, 64);
-  CHECK(together.cost(w, nullptr).seconds == Approx(1.25 * alone.cost(w, nullptr).seconds));
-  CHECK(together.wake_seconds() == 1e-4);
-  CHECK(alone.wake_seconds() == 0);
-  CHECK(together.least_seconds(w) == alone.least_seconds(w));
+  // Several parallelisms cost as much as the one that costs most.
+  plan::Layout layout;
+  CHECK(alone.together(layout).longer == 0);
+  CHECK(alone.together(layout).wake_s == 0);
+  layout.dp = 2;
+  CHECK(alone.together(layout).longer == 0.1);
+  layout.tp = 2;
+  CHECK(alone.together(layout).longer == 0.25);
+  CHECK(alone.together(layout).wake_s == 1e-4);
+  // A link that is slower than the work hides what computations beside it cost; a message does not.
+  const MeasuredCosts slow(c, cluster(), cpu,
+                           {.latency_s = 0, .seconds_per_byte = 1e-8, .streams = {}});
+  CHECK(slow.cost(sent("all_reduce", StreamKind::dp_grad, 1e6), &two).hidden_s == Approx(9e-3));
+  CHECK(slow.cost(sent("send", StreamKind::pp_send, 1e6), &two).hidden_s == 0);
 }
 
 TEST_CASE("an emulated link ends collectives later, and delays messages") {

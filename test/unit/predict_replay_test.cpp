@@ -15,7 +15,8 @@ namespace {
 // A launch takes as many seconds as its name says: "2" or "0.5".
 class NamedCosts : public LaunchCosts {
  public:
-  double gap = 0, host = 0, slow = 0, idle = 0, wake = 0, beside = 0;
+  double gap = 0, host = 0, slow = 0, idle = 0, beside = 0;
+  TogetherCosts of_ranks{};
   bool one_link = false;  // of all streams
   LaunchCost cost(const LaunchWork& launch, const plan::GroupLink*) const override {
     return {.seconds = launch.flops > 0 ? launch.flops : launch.read + launch.wire_bytes,
@@ -26,7 +27,7 @@ class NamedCosts : public LaunchCosts {
   double host_seconds() const override { return host; }
   double slowdown(StreamKind) const override { return slow; }
   double idle_share(StreamKind kind) const override { return inside_layers(kind) ? idle : 0; }
-  double wake_seconds() const override { return wake; }
+  TogetherCosts together(const plan::Layout&) const override { return of_ranks; }
   double beside_compute(StreamKind) const override { return beside; }
 };
 
@@ -56,7 +57,7 @@ class Script {
     return *this;
   }
   ReplayTimes replay(const NamedCosts& costs = {}, ReplayEnd end = ReplayEnd::all_streams) const {
-    return predict::replay(sequence_, list_, list_.price(costs), end);
+    return predict::replay(sequence_, list_, list_.price(costs, costs.of_ranks), end);
   }
 
  private:
@@ -147,7 +148,7 @@ TEST_CASE("ranks that share layers wait for later ones") {
 
 TEST_CASE("a stream wakes up after it has waited for communication") {
   NamedCosts costs;
-  costs.wake = 0.5;
+  costs.of_ranks.wake_s = 0.5;
   const ReplayTimes t = Script()
                             .gemm(3)
                             .wait(StreamKind::tp, StreamKind::compute)
@@ -180,6 +181,19 @@ TEST_CASE("communication takes longer for the part that is beside computations")
   CHECK(t.seconds == Approx(7.5));
   CHECK(exposed(t, StreamKind::dp_param) == Approx(2.5));
   expect_adds_up(t);
+}
+
+TEST_CASE("computations of ranks that work together take longer") {
+  NamedCosts costs;
+  costs.of_ranks.longer = 0.25;
+  const ReplayTimes t = Script()
+                            .gemm(4)
+                            .wait(StreamKind::tp, StreamKind::compute)
+                            .sends(StreamKind::tp, 2)
+                            .wait(StreamKind::compute, StreamKind::tp)
+                            .replay(costs);
+  CHECK(t.compute[size_t(LaunchClass::gemm)] == Approx(5));
+  CHECK(t.seconds == Approx(7));
 }
 
 TEST_CASE("streams share the one link of a rank") {

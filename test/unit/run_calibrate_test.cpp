@@ -92,10 +92,12 @@ TEST_CASE("a calibration of two ranks has their links and the launches of their 
 }
 
 TEST_CASE("the models of a calibration fit their machine and any number of ranks") {
-  CHECK(run::calibration_models({}, 1).size() > 15);
+  CHECK(run::calibration_models({}, 1).size() == 21);
   CHECK(run::calibration_layouts({}, 1).empty());
   for (const int64_t world : {2, 3, 4, 6, 8, 16}) {
     CAPTURE(world);
+    const size_t alone = run::calibration_models({}, world).size();
+    CHECK(alone == (world <= 4 ? 30 : world <= 8 ? 27 : 23));
     const auto layouts = run::calibration_layouts({}, world);
     CHECK(layouts.size() >= 8);
     for (const RunPlan& plan : layouts) CHECK(plan.layout.world == world);

@@ -42,7 +42,7 @@ TEST_CASE("launches of ranks that work together are compared with those of ranks
   REQUIRE(c.find("matmul_up_fwd", DType::f32)->points.size() == 1);
   CHECK(c.find("matmul_up_fwd", DType::f32)->points[0].seconds == 2e-3);
   // Only ranks that work together have such launches.
-  CHECK(c.find("attention_block_fwd", DType::f32)->points.at(0).seconds == Approx(1.2e-3));
+  CHECK(c.find("attention_block_fwd", DType::f32)->points.at(0).seconds == Approx(1e-3));
   CHECK(c.gap_s == 1e-6);
   CHECK(c.host_s == 2e-6);
   CHECK(c.wakes.empty());
@@ -69,6 +69,34 @@ TEST_CASE("what computations lose beside communication counts in sums over all s
   // Half of the common time is lost, so the other half takes twice as long.
   CHECK(c.slowdowns.at("dp_grad") == Approx(1));
   CHECK_FALSE(c.slowdowns.contains("dp_param"));
+}
+
+TEST_CASE("computations that are longer everywhere are not slowed down by communication") {
+  MeasuredSteps samples = alone();
+  StepTogether step{.parallelism = "tp"};
+  for (int i = 0; i < 30; ++i) {
+    step.undisturbed[kGemm].add(2.4e-3);
+    step.disturbed[StreamKind::tp].push_back({kGemm, 2.4e-3, 2.4e-3});
+  }
+  samples.together.push_back(step);
+  const plan::Calibration c = figures(samples);
+  CHECK(c.together.at("tp") == Approx(0.2));
+  CHECK((!c.slowdowns.contains("tp") || c.slowdowns.at("tp") < 1e-9));
+}
+
+TEST_CASE("communication that is always beside computations does not show what these cost") {
+  MeasuredSteps samples = alone();
+  const StepLinkKey gather{StreamKind::dp_param, "all_gather", DType::f32, 2};
+  for (const auto& [bytes, seconds] : {std::pair{1e3, 1.1e-4}, {3e4, 3e-4}, {1e6, 1.3e-3}}) {
+    StepTogether step{.parallelism = "dp"};
+    step.links[gather][bytes] = {.seconds = seconds, .beside = 0.9 * seconds, .count = 1};
+    samples.together.push_back(step);
+  }
+  const plan::Calibration c = figures(samples);
+  CHECK(c.besides.empty());
+  REQUIRE(c.find_link("dp_param", "all_gather", DType::f32, 2));
+  CHECK(c.find_link("dp_param", "all_gather", DType::f32, 2)->seconds(1e6) ==
+        Approx(1.3e-3).epsilon(0.15));
 }
 
 TEST_CASE("communication in steps is a line over the bytes, without computations beside it") {
