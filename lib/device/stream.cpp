@@ -132,9 +132,10 @@ void Stream::upload(const Access& device, std::shared_ptr<const void> keep, cons
   if (device.bytes == 0) return;
   refuse_capture("an upload");
   const std::lock_guard lock(order_);
+  // A recording backend drops `keep` at once.
+  if (DeclaredValues* values = device_.declared_values()) values->upload(device, host);
   backend_->upload(register_launch({.name = "upload", .writes = {device}}),
                    const_cast<void*>(device.data), std::move(keep), host, device.bytes);
-  if (DeclaredValues* values = device_.declared_values()) values->upload(device, host);
 }
 
 void Stream::download(void* host, const Access& device) {

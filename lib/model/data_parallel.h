@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -28,6 +29,9 @@ class DataParallel : public ParamHooks {
   // Says that the step's gradients are complete after `micro_batches` micro-batches, in whatever
   // order the parts of the model run them.
   virtual void begin_step(int64_t micro_batches) = 0;
+  // Says that no gradient of these stages of the pipeline becomes ready in later steps
+  // (Trainer::skip_stages).
+  virtual void skip_stages(const std::set<int64_t>& /*stages*/) {}
   // Says that everything that one micro-batch adds to this gradient is enqueued on `compute`.
   virtual void grad_ready(Parameter& p) = 0;
   // From here on `compute` sees sums over all ranks in the gradients that this rank owns. They are

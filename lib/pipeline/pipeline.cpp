@@ -20,6 +20,17 @@ schedule::Schedule Pipeline::lower(const schedule::Schedule& computations) const
   return executed(computations, plan::lowering_of(options_));
 }
 
+void Pipeline::skip_stages(const std::set<int64_t>& stages) {
+  const auto here = [&](int64_t stage) { return stages_.contains(stage); };
+  for (const int64_t stage : stages)
+    MT_CHECK(here(stage) && !here(stage - 1) && !here(stage + 1),
+             "stage {} is skipped, and its neighbours are those of the same rank", stage);
+  std::erase_if(list_, [&](const schedule::Action& a) {
+    return stages.contains(a.stage) &&
+           (is_compute(a.kind) || is_send(a.kind) || is_receive(a.kind));
+  });
+}
+
 void Pipeline::run(const MicroBatches& work) {
   const int64_t all = int64_t(work.batches.size()), flush = schedule_.micro_batches;
   MT_CHECK(all > 0 && all % flush == 0, "{} micro-batches, but the schedule has {}", all, flush);

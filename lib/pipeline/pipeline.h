@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <vector>
 
 #include "model/gpt.h"
@@ -61,6 +62,10 @@ class Pipeline {
   // Sums the gradient of a tied token table over the two ranks that have it; `compute` may read the
   // sum afterwards. Call it after DataParallel::finish_grads().
   void finish_grads(model::ParamStore& params) const;
+
+  // Removes all actions of these stages, except those that gather weights. Other stages of this
+  // rank must not need what these compute.
+  void skip_stages(const std::set<int64_t>& stages);
 
   const PipelineLinks& links() const { return links_; }
   const schedule::ActionList& actions() const { return list_; }  // all actions of this rank

@@ -71,6 +71,7 @@ class LaunchSequence {
     uint16_t stream = 0;      // in streams()
     int16_t waits_for = -1;   // in streams(); -1: a launch
     uint32_t waits_item = 0;  // place among the items of that stream, from 1; 0: already over
+    bool operator==(const Item&) const = default;
   };
   const std::vector<Item>& items() const { return items_; }
   const std::vector<device::StreamId>& streams() const { return streams_; }

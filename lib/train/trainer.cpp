@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <numeric>
+#include <ranges>
 
 #include "model/param/write_weights.h"
 #include "ops/elementwise.h"
@@ -121,6 +123,53 @@ StepStats Trainer::step(bool run_ahead) {
           .experts = end_experts_step(updated, now.host_wait),
           .mtp_losses = mtp_losses(now.count),
           .ended = ended};
+}
+
+void Trainer::skip_first_step() {
+  MT_CHECK(device_.is_recording() && step_ == 0, "step {} of a trainer is not skipped", step_ + 1);
+  const Begun step{.number = 1, .losses = losses_of_step()};
+  if (plan_.model.experts()) experts_ = experts_of_step(step.losses.flat(1, {2}));
+  // Gradients whose reduction is deferred exist for all units at once.
+  const plan::Layout& l = plan_.layout;
+  const int64_t all = plan_.data_parallel.defer_reduce && l.step_micro_batches() > 1 ? 2 : 1,
+                of_flush = std::min(all, l.micro_batches);
+  data_parallel_->begin_step(all);
+  for (int64_t done = 0; done < all; done += of_flush) call_hooks_of_passes(of_flush);
+  update(step, 0);
+  prepare_batch(2);
+  step_ = updates_ = 1;
+  samples_ = updated_samples_ = plan_.train.global_batch_size;
+}
+
+void Trainer::skip_stages(const std::set<int64_t>& stages) {
+  MT_CHECK(device_.is_recording(), "a trainer that runs skips no stages");
+  pipeline_->skip_stages(stages);
+  data_parallel_->skip_stages(stages);
+}
+
+void Trainer::call_hooks_of_passes(int64_t micro_batches) {
+  model::DataParallel& hooks = *data_parallel_;
+  const std::vector<model::ParamUnit*> all = params_->units();
+  for (const schedule::Action& a : pipeline_->actions()) {
+    std::vector<model::ParamUnit*> units;
+    std::ranges::copy_if(all, std::back_inserter(units),
+                         [&](const model::ParamUnit* unit) { return unit->stage == a.stage; });
+    const bool computes = is_compute(a.kind) && a.micro_batch < micro_batches;
+    if (a.kind == schedule::ActionKind::unshard) {
+      for (model::ParamUnit* unit : units) hooks.pin(*unit);
+    } else if (a.kind == schedule::ActionKind::reshard) {
+      for (model::ParamUnit* unit : units) hooks.unpin(*unit);
+    } else if (computes && a.kind == schedule::ActionKind::F) {
+      for (model::ParamUnit* unit : units) hooks.before_forward(*unit), hooks.after_forward(*unit);
+    } else if (computes && gives_gradient(a.kind)) {
+      for (model::ParamUnit* unit : std::views::reverse(units)) {
+        hooks.before_backward(*unit);
+        for (model::Parameter* p : unit->params)
+          if (!p->frozen) hooks.grad_ready(*p);
+        hooks.after_backward(*unit);
+      }
+    }
+  }
 }
 
 Trainer::Begun Trainer::begin_step(int64_t number) {

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "checkpoint/train_checkpoint.h"
@@ -94,6 +95,15 @@ class Trainer {
   // step() enqueues it again. Between the two calls, weights change by change_weights() alone. If
   // the next step cannot begin, several ranks fail at once, and one rank in its next step().
   StepStats step(bool run_ahead = false);
+  // Replaces the first step on a recording device, in a fraction of its time: calls the hooks of
+  // data parallelism as one micro-batch or two do, but without its computations, and enqueues the
+  // update. step() then enqueues what it does after a first step, unless that changes what layers
+  // enqueue: scales of 8-bit linears have a history then, and routers may have tables.
+  void skip_first_step();
+  // Makes a recording device skip stages of this rank's pipeline: later steps enqueue neither their
+  // computations nor their messages, and do not reduce their gradients. Their weights are gathered
+  // and updated.
+  void skip_stages(const std::set<int64_t>& stages);
   // Returns the validation loss in nats per unmasked token, over all ranks' batches.
   double evaluate(const data::ValidationLoader& batches);
   // Sets weights outside of a step. `write` sets those that this rank owns
@@ -156,6 +166,8 @@ class Trainer {
     std::vector<float> depths;  // of multi-token prediction
   };
   Begun begin_step(int64_t number);
+  // Calls the hooks of data parallelism for the passes of a flush's first micro-batches.
+  void call_hooks_of_passes(int64_t micro_batches);
   // Enqueues what comes after the micro-batches, up to the update.
   ops::Clip update(const Begun& step, float lr);
   // Makes `compute` wait for the events of hold_updates_until().

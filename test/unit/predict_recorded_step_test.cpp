@@ -91,6 +91,16 @@ void expect_recorded_as_trained(const Case& c) {
 
 }  // namespace
 
+TEST_CASE("the host reads from a recording device what it has uploaded") {
+  const auto device = Device::recording(DeviceKind::cpu, {});
+  Stream& stream = device->stream(device::StreamKind::compute);
+  for (int64_t count = 1; count < 40; ++count) {
+    std::vector<int64_t> values(size_t(count), 0);
+    std::iota(values.begin(), values.end(), 7);
+    CHECK(Tensor::from_host(stream, {count}, values).to_host<int64_t>(stream) == values);
+  }
+}
+
 TEST_CASE(
     "a recorded step of every family has the launches, FLOPs, bytes and memory of a training") {
   for (const Case& c : kFamilies) expect_recorded_as_trained(c);

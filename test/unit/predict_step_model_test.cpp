@@ -1,17 +1,20 @@
 // Predicts steps of small models on clusters with round figures.
 #include <ctime>
 #include <map>
+#include <set>
 
 #include <fmt/ranges.h>
 #include <catch2/catch.hpp>
 
 #include "base/error.h"
 #include "interchange/model_source.h"
+#include "plan/executed_schedule.h"
 #include "plan/load_recipe.h"
 #include "predict/contention.h"
 #include "predict/group_links.h"
 #include "predict/recorded_step.h"
 #include "predict/sheet_costs.h"
+#include "predict/shorter_step.h"
 #include "predict/stage_sequences.h"
 #include "predict/step_model.h"
 #include "test/support/predict_cases.h"
@@ -385,6 +388,103 @@ TEST_CASE("a step of few layers and micro-batches predicts the step of all of th
   for (const predict_cases::Case& one : predict_cases::kFamilies) expect_equal(one);
   for (const predict_cases::Case& one : predict_cases::kLayouts) expect_equal(one);
   WARN("the worst is off by " << 100 * worst << " %");
+}
+
+// Pipelines of 16 stages, which differ in their strategy and in what the stages have.
+const Changes kManyStages[] = {
+    {"distributed.strategy=megatron_ddp"},
+    {"distributed.strategy=megatron_ddp", "ddp.overlap_param_gather=false"},
+    {"distributed.strategy=megatron_ddp", "ddp.use_distributed_optimizer=false"},
+    {"distributed.strategy=fsdp2"},
+    {"distributed.strategy=fsdp2", "distributed.defer_fsdp_grad_sync=false"},
+    {"distributed.strategy=megatron_ddp", "model.num_layers=30"},
+    {"distributed.strategy=megatron_ddp", "recompute=full"},
+    {"distributed.strategy=megatron_ddp", "mixed_precision=bf16_mixed"},
+    {"distributed.strategy=fsdp2", "model.share_embeddings_and_output_weights=true"},
+    {"distributed.strategy=fsdp2", "model.num_layers=80", "distributed.pp_size=2",
+     "distributed.vpp_size=8"}};
+
+RunPlan of_many_stages(const Changes& more) {
+  Changes all{"model.num_layers=32", "distributed.pp_size=4", "distributed.vpp_size=4",
+              "distributed.pipeline.pp_schedule=interleaved_1f1b", "train.global_batch_size=32"};
+  all.insert(all.end(), more.begin(), more.end());
+  return plan_of(8, all);
+}
+
+void expect_same(const LaunchSequence& a, const LaunchSequence& b) {
+  CHECK(a.streams() == b.streams());
+  REQUIRE(a.items().size() == b.items().size());
+  for (size_t i = 0; i < a.items().size(); ++i) CHECK(a.items()[i] == b.items()[i]);
+}
+
+void expect_same(const MicroBatchSequences& a, const MicroBatchSequences& b) {
+  expect_same(a.first, b.first);
+  expect_same(a.middle, b.middle);
+  expect_same(a.last, b.last);
+}
+
+TEST_CASE("stages that are recorded without others of their rank enqueue the same") {
+  const plan::Cluster c = cluster();
+  for (const Changes& changes : kManyStages) {
+    INFO(fmt::format("{}", fmt::join(changes, " ")));
+    const RunPlan plan = with_three_micro_batches(of_many_stages(changes)).value();
+    REQUIRE(can_skip_stages(plan));
+    const schedule::Schedule lists = plan::executed_schedule(plan);
+    GroupLinks links(plan, c);
+    LaunchList list;
+    for (int64_t pp_rank = 0; pp_rank < plan.layout.pp; ++pp_rank) {
+      const auto rank = int(pp_rank * plan.mesh.stride(mesh::Axis::pp));
+      const auto recorded = [&](const std::set<int64_t>& skipped) {
+        return sort_by_action(record_step(plan, rank, skipped).records,
+                              lists.ranks[size_t(pp_rank)], 3, list, links);
+      };
+      // The rank's stages but the second and the third.
+      const PipelineRankSequences all = recorded({}),
+                                  some = recorded(
+                                      {pp_rank + plan.layout.pp, pp_rank + 2 * plan.layout.pp});
+      expect_same(all.before, some.before);
+      expect_same(all.after, some.after);
+      CHECK(all.uploads == some.uploads);
+      CHECK(all.send.has_value() == some.send.has_value());
+      CHECK(some.stages.size() == all.stages.size() - 2);
+      const StageSequences &a = all.stages.at(pp_rank), &b = some.stages.at(pp_rank);
+      for (size_t kind = 0; kind < a.actions.size(); ++kind)
+        expect_same(a.actions[kind], b.actions[kind]);
+      expect_same(a.delayed, b.delayed);
+      expect_same(a.last_gradients, b.last_gradients);
+      expect_same(a.gather, b.gather);
+    }
+  }
+}
+
+TEST_CASE("of stages that are alike one is recorded") {
+  const plan::Cluster c = cluster();
+  const auto recorded = [&](const Changes& changes) {
+    return StepModel(of_many_stages(changes), c).recorded_stages();
+  };
+  // The first stage, the last one, and those between them. If parameters are sharded, the update
+  // has gathered some of a rank's first stage.
+  CHECK(recorded({"distributed.strategy=fsdp2"}) == 4);
+  CHECK(recorded({"distributed.strategy=megatron_ddp", "ddp.use_distributed_optimizer=false"}) ==
+        3);
+  // A stage also gathers the parameters of the rank's next one.
+  CHECK(recorded({"distributed.strategy=megatron_ddp"}) < 16);
+}
+
+TEST_CASE("a stage that stands for others takes their time") {
+  const plan::Cluster c = cluster();
+  for (const Changes& changes : kManyStages) {
+    INFO(fmt::format("{}", fmt::join(changes, " ")));
+    const RunPlan plan = with_three_micro_batches(of_many_stages(changes)).value();
+    const Prediction few = StepModel(plan, c).price(SheetCosts(c, {})),
+                     all = StepModel(plan, c, RecordedParts::all).price(SheetCosts(c, {}));
+    CHECK(few.step_s == Approx(all.step_s).epsilon(1e-9));
+    CHECK(few.times.gaps == Approx(all.times.gaps).epsilon(1e-9));
+    for (const char* axis : {"dp", "pp"}) {
+      CHECK(few.exposed(axis) == Approx(all.exposed(axis)).epsilon(1e-9));
+      CHECK(few.busy(axis) == Approx(all.busy(axis)).epsilon(1e-9));
+    }
+  }
 }
 
 // A stage of a pipeline of two computes half of the layers; the head is in the last one.

@@ -1,3 +1,4 @@
+#include <set>
 #include <unordered_map>
 
 #include "base/error.h"
@@ -34,8 +35,10 @@ class BucketedGrads : public GradSync {
   }
 
   void begin_step(int64_t micro_batches) override {
-    for (Bucket& b : buckets_) b.missing = b.parameters * micro_batches;
+    for (Bucket& b : buckets_)
+      b.missing = skipped_.contains(b.stage) ? 0 : b.parameters * micro_batches;
   }
+  void skip_stages(const std::set<int64_t>& stages) override { skipped_ = stages; }
 
   void ready(model::Parameter& p) override {
     Bucket& b = buckets_[bucket_of_.at(&p)];
@@ -75,6 +78,7 @@ class BucketedGrads : public GradSync {
   const GradReduce reduce_;
   const bool overlap_;
   std::vector<Bucket> buckets_;
+  std::set<int64_t> skipped_;  // stages
   std::unordered_map<const model::Parameter*, size_t> bucket_of_;
 };
 

@@ -52,6 +52,7 @@ class MultiRankDataParallel : public model::DataParallel {
   }
 
   void begin_step(int64_t micro_batches) override { grads_->begin_step(micro_batches); }
+  void skip_stages(const std::set<int64_t>& stages) override { grads_->skip_stages(stages); }
   void grad_ready(model::Parameter& p) override { grads_->ready(p); }
   float grad_factor() const override { return average_ ? float(groups_.dense.all.size()) : 1; }
 

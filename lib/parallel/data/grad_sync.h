@@ -1,6 +1,7 @@
 // The half of a data-parallel strategy that decides where gradients live and when they are reduced.
 #pragma once
 #include <memory>
+#include <set>
 
 #include "parallel/data/grad_reduce.h"
 
@@ -10,6 +11,7 @@ class GradSync {
  public:
   virtual ~GradSync() = default;
   virtual void begin_step(int64_t micro_batches) = 0;
+  virtual void skip_stages(const std::set<int64_t>& stages) = 0;  // as in model::DataParallel
   virtual void before_backward(model::ParamUnit&) {}
   virtual void before_grads(model::ParamUnit&) {}
   // Call it once for each micro-batch and parameter, when that gradient of `p` is complete.

@@ -1,3 +1,4 @@
+#include <set>
 #include <unordered_map>
 
 #include "base/error.h"
@@ -34,6 +35,8 @@ class ShardedGrads : public GradSync {
     }
   }
 
+  void skip_stages(const std::set<int64_t>& stages) override { skipped_ = stages; }
+
   void before_backward(model::ParamUnit& unit) override {
     ++states_.at(&unit).begun;
     before_grads(unit);
@@ -67,6 +70,7 @@ class ShardedGrads : public GradSync {
 
   void finish() override {
     for (auto& [unit, state] : states_) {
+      if (skipped_.contains(unit->stage)) continue;
       bool whole = !state.slot;
       for (size_t i = 0; i < unit->pieces.size(); ++i)
         whole = whole && (unit->pieces[i].frozen ||
@@ -156,6 +160,7 @@ class ShardedGrads : public GradSync {
   UnitBufferPool slots_;
   std::unordered_map<model::ParamUnit*, State> states_;
   int64_t micro_batches_ = 1;
+  std::set<int64_t> skipped_;  // stages
 };
 
 }  // namespace
