@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
 
 #include <fmt/core.h>
 
@@ -96,9 +97,17 @@ void apply_switches(const recipe::CommOverlapConfig& cfg, Choice& c) {
 }
 
 // Chooses as many chunks as are worth a GEMM each, or as many as the recipe asks for.
-void choose_chunks(const Layout& l, int64_t rows, Choice& c) {
+void choose_chunks(const Recipe& r, const Layout& l, int64_t rows, Choice& c) {
   if (!c.on || c.gemm.method == Method::bulk) return;
   const bool pipeline = c.gemm.method == Method::pipeline;
+  // A pipeline divides the rows of a rank, 8-bit ones by fours.
+  const int64_t own = std::max<int64_t>(1, rows / l.tp),
+                unit = r.mixed_precision.fp8 != recipe::Fp8Format::none ? std::gcd(own, int64_t(4))
+                                                                        : 1;
+  if (pipeline && c.asked && own / unit < c.gemm.num_splits) {
+    c.gemm.num_splits = own / unit;
+    if (own == unit) return c.off(fmt::format("{} rows make one chunk", own), Off::idle);
+  }
   if (pipeline && !c.asked)
     c.gemm.num_splits = std::clamp<int64_t>(rows / kMinRows, 1, c.gemm.num_splits);
   const int64_t chunks = pipeline ? c.gemm.num_splits : l.tp, chunk = rows / chunks;
@@ -204,7 +213,7 @@ void resolve_tp_gemm_overlap(const Recipe& r, const Layout& l, Overlap& overlap)
     if (c.on && !c.in_attention() && !has_mlp(r))
       c.off("routed experts have no chunks of rows, and no layer has another MLP", Off::idle);
     apply_switches(cfg, c);
-    choose_chunks(l, rows, c);
+    choose_chunks(r, l, rows, c);
     check_ring_rows(r, l, rows, c);
     if (c.is_wgrad() && c.on && splits_backward(r, l))
       c.off("the schedule delays weight gradients, so no GEMM runs beside the scatter", Off::idle);

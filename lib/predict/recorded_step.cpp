@@ -50,7 +50,12 @@ bool needs_first_step(const RunPlan& plan) {
   // The head and the embedding use the memory of a table that they share at the same time.
   const bool holds_table =
       plan.model.tied_embeddings && plan.data_parallel.shards >= plan::ShardLevel::gradients;
-  return plan.fp8.on || plan.model.experts() || holds_table || holds_sharded_grads(plan);
+  // Recomputation, adapters and further tokens use sharded units in orders of their own.
+  const bool orders_units =
+      plan.data_parallel.shards >= plan::ShardLevel::gradients &&
+      (plan.recompute.group > 0 || plan.model.lora || plan.model.mtp.depths > 0);
+  return plan.fp8.on || plan.model.experts() || holds_table || orders_units ||
+         holds_sharded_grads(plan);
 }
 
 }  // namespace
@@ -69,6 +74,13 @@ bool can_skip_stages(const RunPlan& plan) {
   // Stages with and without multi-token prediction send messages of different sizes.
   if (plan.layout.pp == 1 || plan.model.mtp.depths > 0 || holds_sharded_grads(plan)) return false;
   if (!plan.pipeline.overlap) return false;  // computations wait for messages of other stages
+  if (plan.data_parallel.shards == plan::ShardLevel::parameters) {
+    // A stage that gathers its units at once leaves those of other stages alone, and an update
+    // gathers the first units of a rank.
+    if (plan.pipeline.max_gathered == 0 ||
+        std::ranges::min(plan.layout.layers_of_stage) <= plan.data_parallel.gather.forward_prefetch)
+      return false;
+  }
   const schedule::Schedule& s = plan.schedule;
   for (int64_t stage = 0; stage + 1 < s.stages; ++stage)
     if (s.rank_of(stage) == s.rank_of(stage + 1)) return false;  // one hands its result to the next
@@ -84,6 +96,7 @@ RecordedStep record_step(RunPlan plan, int rank, const std::set<int64_t>& skippe
 
 RecordedStep record_step(RunPlan plan, int rank, std::shared_ptr<const data::Dataset> data,
                          const std::set<int64_t>& skipped) {
+  MT_CHECK(skipped.empty() || can_skip_stages(plan), "stages of this plan depend on each other");
   const std::string obstacle = recording_obstacle(plan);
   MT_CHECK(obstacle.empty(), "a step cannot be recorded: {}", obstacle);
   MT_CHECK(rank >= 0 && rank < plan.layout.world, "rank {} of {}", rank, plan.layout.world);

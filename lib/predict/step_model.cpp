@@ -446,9 +446,13 @@ class StepModel::Recording {
     // The mean over the stages whose layers were removed.
     const auto cut = double(std::ranges::count_if(periods_, [](double p) { return p > 0; }));
     const double mean = std::accumulate(periods_.begin(), periods_.end(), 0.0) / cut;
+    // Ranks that are alike with fewer layers may differ with more, and the other way round.
     for (const auto part : {&PipelineTimes::before, &PipelineTimes::after})
-      for (size_t rank = 0; rank < t.before.size(); ++rank)
-        (t.*part)[rank] = StageTimes::extrapolated((t.*part)[rank], (more.*part)[rank], mean);
+      for (size_t place = 0; place < t.before.size(); ++place) {
+        const auto rank = std::ranges::find(pipelines_[0].of_rank, place);
+        const size_t longer = pipelines_[1].of_rank[size_t(rank - pipelines_[0].of_rank.begin())];
+        (t.*part)[place] = StageTimes::extrapolated((t.*part)[place], (more.*part)[longer], mean);
+      }
     return t;
   }
 
