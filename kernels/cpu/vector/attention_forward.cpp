@@ -10,8 +10,13 @@ constexpr int64_t kKeys = 256;  // keys in a block
 // Panels of rows that are computed together. A slab of keys or values stays in the first-level
 // cache while all of them are multiplied by it.
 constexpr int64_t kPanels = 8;
-constexpr int64_t kMaxRows = 256;        // query rows of a task, per head
-constexpr int64_t kMaxFloats = 1 << 17;  // floats of q, or of the sums, in a task: 512 KiB
+// Query rows of a task, per head. Each task packs the keys and values that its rows attend to. Many
+// rows share this cost, few rows leave enough tasks for many threads. Query heads that share a kv
+// head share the cost, too: with them, a task that fits into the second-level cache is faster.
+constexpr int64_t kMaxRows = 1024, kMinRows = 256;
+// Floats of q, or of the sums, in a task: 1 MiB and 512 KiB.
+constexpr int64_t kMaxFloatsOfHead = 1 << 18, kMaxFloatsOfGroup = 1 << 17;
+constexpr int64_t kTasksPerThread = 4;
 
 // Running maximum (base 2) and sum of a panel's rows, one row per lane.
 struct Softmax {
@@ -209,15 +214,25 @@ void forward(const AttentionForward& f, int64_t b, int64_t g, int64_t q0, int64_
   }
 }
 
+// Returns the query rows of a task. The result of a row does not depend on them.
+MT_INLINE int64_t rows_of_task(const AttentionShape& s, int64_t threads) {
+  const int64_t width = s.A / s.G * slabs(max_of(s.D, s.value_dim())) * W;
+  const int64_t floats = s.A == s.G ? kMaxFloatsOfHead : kMaxFloatsOfGroup;
+  const int64_t tasks = threads == 1 ? 1 : kTasksPerThread * threads;
+  for (int64_t most = kMaxRows;; most /= 2) {
+    const int64_t rows = max_of(kTileRows, min_of(most, floats / width));
+    const int64_t blocks = div_up(s.Sq, rows);
+    if (s.B * s.G * blocks >= tasks || most == kMinRows) return div_up(s.Sq, blocks);
+  }
+}
+
 }  // namespace
 
 void run(const AttentionForward& f);
 void run(const AttentionForward& f) {
   const AttentionShape& s = f.shape;
   if (s.B * s.Sq == 0) return;
-  const int64_t group = s.A / s.G, width = group * slabs(max_of(s.D, s.value_dim())) * W;
-  int64_t rows = max_of(kTileRows, min_of(kMaxRows, kMaxFloats / width));
-  rows = div_up(s.Sq, div_up(s.Sq, rows));
+  const int64_t rows = rows_of_task(s, current_threads());
   const int64_t blocks = div_up(s.Sq, rows), heads = s.B * s.G;
   parallel(heads * blocks, 1, [&](int64_t begin, int64_t) {
     // Under a causal mask the last rows attend to the most keys. They come first: threads then end
