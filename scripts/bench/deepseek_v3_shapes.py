@@ -111,7 +111,7 @@ def main():
     print("\n| stage | planned, MiB | largest resident set of its ranks, MiB | ratio |\n|---|---|---|---|")
     ranks = RANKS // len(planned)
     for stage, mib in enumerate(planned):
-        own = [peaks[r] for r in range(stage * ranks, (stage + 1) * ranks)]
+        own = [peaks.get(r, math.nan) for r in range(stage * ranks, (stage + 1) * ranks)]
         print(f"| {stage} | {mib:.0f} | {', '.join(f'{p:.0f}' for p in own)} | {max(own) / mib:.2f} |")
     losses = [record["loss"]] + [v for k, v in record.items() if k.startswith("mtp_loss")]
     if not all(abs(loss - math.log(VOCABULARY)) < 1 for loss in losses):

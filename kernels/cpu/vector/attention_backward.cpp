@@ -9,9 +9,6 @@ namespace {
 constexpr int64_t kKeys = 256, kRows = 128;  // keys or query rows in a block
 // Rows of a slab: a few more than a block has, therefore slabs use different sets of the cache.
 constexpr int64_t kLines = kRows + 8;
-// Each block of keys reads the blocks of queries. They are packed once and kept if they are at most
-// this many floats (2 MiB), otherwise they are packed for each block of keys.
-constexpr int64_t kMaxKept = 1 << 19;
 
 struct Task {
   const AttentionShape& shape;
@@ -137,15 +134,11 @@ MT_INLINE float dot(const T* a, const T* b, int64_t n) {
   return sum_lanes(sum);
 }
 
-// Packs q and dout of the block of queries.
 template <class T>
-MT_INLINE void pack_block(const Task& t, const AttentionBackward& args, int64_t b, int64_t a) {
+MT_INLINE void block(Task& t, const AttentionBackward& args, int64_t b, int64_t a) {
   pack_rows(rows_of<T>(args.q, t.shape, b, a, t.D), t.row0, t.rows, t.D, t.shape.scale * kLog2E,
             t.q, kLines);
   pack_rows(rows_of<T>(args.dout, t.shape, b, a, t.Dv), t.row0, t.rows, t.Dv, 1.0f, t.dout, kLines);
-}
-
-MT_INLINE void block(const Task& t) {
   Panel panels[div_up(kRows, kTileRows)];
   const int64_t count = div_up(t.rows, kTileRows);
   for (int64_t i = 0; i < count; ++i)
@@ -169,12 +162,9 @@ void backward(const AttentionBackward& args, int64_t b, int64_t g, const Share& 
   const int64_t Dv = s.value_dim(), padded_v = slabs(Dv) * W;
   const int64_t head = share.dq ? rows * padded : 0, lines = div_up(rows, 16) * 16;
   const int64_t of_seen = lines * int64_t(sizeof(Seen) / sizeof(float));
-  const int64_t blocks = div_up(rows, kRows), of_block = kLines * (padded + padded_v);
-  const bool keep =
-      share.key1 - share.key0 > kKeys && group * blocks <= max_of(1, kMaxKept / of_block);
   float* next =
       thread_scratch(group * (head + 2 * lines) + of_seen + kKeys * (2 * (D + Dv) + padded) +
-                     (keep ? group * blocks : 1) * of_block + kLines * (W + kKeys));
+                     kLines * (padded + padded_v + W + kKeys));
   const auto take = [&next](int64_t floats) { return next += floats, next - floats; };
   Seen* seen = reinterpret_cast<Seen*>(take(of_seen));
   float *dq = take(group * head), *lse = take(group * lines), *delta = take(group * lines);
@@ -184,17 +174,11 @@ void backward(const AttentionBackward& args, int64_t b, int64_t g, const Share& 
   t.key_rows = take(kKeys * padded);
   t.dkeys_t = take(kKeys * D);
   t.dvalues_t = take(kKeys * Dv);
-  float* const packed = take((keep ? group * blocks : 1) * of_block);
+  t.q = take(kLines * padded);
+  t.dout = take(kLines * padded_v);
   t.probabilities = take(kLines * W);
   t.dscores = take(kLines * kKeys);
 
-  // Chooses the block of queries that begins at row `at` of the share.
-  const auto choose = [&](int64_t h, int64_t at) {
-    t.row0 = share.row0 + at;
-    t.rows = min_of(kRows, rows - at);
-    t.q = packed + (keep ? h * blocks + at / kRows : 0) * of_block;
-    t.dout = t.q + kLines * padded;
-  };
   int64_t document = 0;
   for (int64_t i = 0; i < rows; ++i) seen[i] = seen_by(s, share.row0 + i, document);
   const RowRange used = rows_that_see(share, seen, kRows);
@@ -206,10 +190,6 @@ void backward(const AttentionBackward& args, int64_t b, int64_t g, const Share& 
       const int64_t row = share.row0 + i;
       lse[h * lines + i] = known[row] * kLog2E;
       delta[h * lines + i] = dot(out.row(row), dout.row(row), Dv);
-    }
-    for (int64_t at = used.begin; keep && at < used.end; at += kRows) {
-      choose(h, at);
-      pack_block<T>(t, args, b, a);
     }
   }
   if (share.dq) clear(dq, group * head);
@@ -224,15 +204,15 @@ void backward(const AttentionBackward& args, int64_t b, int64_t g, const Share& 
       clear(t.dvalues_t, kKeys * Dv);
     }
     for (int64_t h = 0; h < group; ++h)
-      for (int64_t at = 0; at < rows; at += kRows) {
-        choose(h, at);
+      for (t.row0 = share.row0; t.row0 < share.row1; t.row0 += kRows) {
+        const int64_t at = t.row0 - share.row0;
+        t.rows = min_of(kRows, share.row1 - t.row0);
         t.seen = seen + at;
         if (t.seen[0].begin >= t.key0 + t.keys || t.seen[t.rows - 1].end <= t.key0) continue;
         t.lse = lse + h * lines + at;
         t.delta = delta + h * lines + at;
         t.dq = dq + h * head;
-        if (!keep) pack_block<T>(t, args, b, g * group + h);
-        block(t);
+        block<T>(t, args, b, g * group + h);
       }
     if (!share.dkv) continue;
     with_float(args.dk.data.dtype, [&]<class Out>() {

@@ -1,6 +1,6 @@
 // Forward of kernels/attention.h. A task owns a block of query rows of all heads that share a kv
-// head, and iterates over blocks of keys with fixed bounds. Therefore the result does not depend on
-// the threads or the size of a task.
+// head, and iterates over blocks of keys with fixed bounds. Therefore the result of finite operands
+// does not depend on the threads or the size of a task.
 #include "kernels/cpu/vector/attention_tile.h"
 
 namespace mtrain::kernels::cpu::MTRAIN_ISA {
