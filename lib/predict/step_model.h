@@ -44,7 +44,7 @@ class StepModel {
   // Returns the lists of the plan's pipeline and their times, in seconds, for pictures
   // (schedule/render.h). The plan must have a pipeline.
   PlayedPipeline play(const LaunchCosts& costs) const;
-  // How many stages of the pipeline were recorded: of stages that are alike, one.
+  // How many stages were recorded, over all records: of stages that are alike, one.
   size_t recorded_stages() const;
 
  private:

@@ -457,6 +457,30 @@ TEST_CASE("stages that are recorded without others of their rank enqueue the sam
   }
 }
 
+TEST_CASE("no stage is left out on which other stages of its rank depend") {
+  const Changes kDepend[] = {
+      // Stages gather ahead for each other, or an update gathers for more than the first of them.
+      {"distributed.strategy=fsdp2", "distributed.reshard_after_forward=true"},
+      {"distributed.strategy=fsdp2", "distributed.reshard_after_forward=false"},
+      {"distributed.strategy=fsdp2", "distributed.fsdp2_forward_prefetch_depth=3"},
+      {"distributed.strategy=fsdp2", "model.num_layers=16"}};
+  for (const Changes& changes : kDepend) {
+    INFO(fmt::format("{}", fmt::join(changes, " ")));
+    CHECK_FALSE(can_skip_stages(of_many_stages(changes)));
+  }
+}
+
+TEST_CASE("ranks that are alike with fewer layers may differ with more") {
+  // Three of four stages lose eight layers each, and the second record has all stages alike.
+  const RunPlan plan =
+      plan_of(4, {"model.num_layers=40", "distributed.pp_size=4",
+                  "distributed.pipeline.layout=Et*12|t*12|t*4|t*12L", "train.global_batch_size=8"});
+  const plan::Cluster c = cluster();
+  const SheetCosts costs(c, {});
+  CHECK(StepModel(plan, c).price(costs).step_s ==
+        Approx(StepModel(plan, c, RecordedParts::all).price(costs).step_s).epsilon(0.02));
+}
+
 TEST_CASE("of stages that are alike one is recorded") {
   const plan::Cluster c = cluster();
   const auto recorded = [&](const Changes& changes) {
