@@ -18,16 +18,16 @@ class DataParallelMemory {
 
   // Whether full gradients of all layers add up until the last micro-batch.
   bool defers_reduction() const;
-  // Of full gradients on their way to their owners.
+  // Bytes of full gradients on their way to their owners.
   Count passing_gradients() const;
-  // Of the largest piece of gradients while it is reduced, before those of the token table.
+  // Bytes of the largest piece of gradients while it is reduced, before those of the token table.
   Count reduction_buffers() const;
-  // Of the token table's gradients while they are reduced, after those of all layers.
+  // Bytes of the token table's gradients while they are reduced, after those of all layers.
   Count table_reduction() const;
-  // Of the gradients that ranks of tp sum at the end of a step: under sequence parallelism each has
-  // seen a part of the tokens.
+  // Bytes of the gradients that ranks of tp sum at the end of a step: under sequence parallelism
+  // each has seen a part of the tokens.
   Count replicated_gradients() const;
-  // Of the full parameters of the layer in use and of those that are gathered ahead.
+  // Bytes of the full parameters of the layer in use and of those that are gathered ahead.
   Count gathered_parameters() const;
 
  private:

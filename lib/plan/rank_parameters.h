@@ -13,8 +13,8 @@ struct RunPlan;
 // All counts are numbers of elements.
 class RankParameters {
  public:
-  // Of the ranks whose coordinate along pp is `pp_rank`. The plan must have a vocabulary, and must
-  // outlive this object.
+  // Counts for the ranks whose coordinate along pp is `pp_rank`. The plan must have a vocabulary,
+  // and must outlive this object.
   RankParameters(const RunPlan& plan, int64_t pp_rank);
 
   const std::vector<int64_t>& stages() const { return stages_; }
@@ -34,13 +34,13 @@ class RankParameters {
   Count of_head() const;     // of the output layer's unit
   Count of_tables() const;   // of the token table, positions and the output layer's unit
   Count of_experts() const;  // of a layer's experts
-  // Of a dense layer, or of a layer with experts without them.
+  // The numbers of a dense layer, or of a layer with experts without them.
   Count of_layer(bool moe) const;
 
-  // Of the layers whose GEMMs are in 8 bits, without experts; and those of them that GEMMs read.
+  // Parameters of the layers whose GEMMs are in 8 bits, without experts; and those that GEMMs read.
   Count of_float8_layers() const;
   Count float8_weights() const;
-  // Of the weights of a layer's linears, without the projection of multi-token prediction.
+  // The numbers of a layer's linear weights, without the projection of multi-token prediction.
   Count linear_weights(bool moe) const;
 
  private:
