@@ -126,9 +126,9 @@ StepStats Trainer::step(bool run_ahead) {
 }
 
 void Trainer::skip_first_step() {
-  MT_CHECK(device_.is_recording() && step_ == 0, "step {} of a trainer is not skipped", step_ + 1);
+  MT_CHECK(device_.is_recording() && step_ == 0 && !plan_.model.experts(),
+           "step {} of a trainer is not skipped", step_ + 1);
   const Begun step{.number = 1, .losses = losses_of_step()};
-  if (plan_.model.experts()) experts_ = experts_of_step(step.losses.flat(1, {2}));
   // Gradients whose reduction is deferred exist for all units at once.
   const plan::Layout& l = plan_.layout;
   const int64_t all = plan_.data_parallel.defer_reduce && l.step_micro_batches() > 1 ? 2 : 1,
