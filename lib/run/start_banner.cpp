@@ -57,7 +57,7 @@ std::string memory_text(const RunPlan& plan, double device) {
                       human_bytes(m.total()), plan.layout.world > 1 ? " per rank" : "",
                       human_bytes(m.params), human_bytes(m.grads), human_bytes(m.optimizer),
                       human_bytes(m.activations + m.logits));
-  if (m.buffers > 0) text += ", communication " + human_bytes(m.buffers);
+  if (m.buffers > 0) text += ", buffers " + human_bytes(m.buffers);
   if (m.workspace > 0) text += ", workspace " + human_bytes(m.workspace);
   if (m.nccl > 0) text += ", NCCL about " + human_bytes(m.nccl);
   if (m.per_tenth_of_rows > 0)
