@@ -12,7 +12,7 @@ namespace mtrain::predict {
 struct RankMemory {
   int64_t pp_rank = 0;
   plan::MemoryPeaks planned;
-  // That of the live buffers of a recorded step (predict/recorded_step.h).
+  // The memory of the live buffers of a recorded step (predict/recorded_step.h).
   plan::MemoryPeaks recorded;
 };
 

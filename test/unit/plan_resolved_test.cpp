@@ -226,7 +226,7 @@ TEST_CASE("the table tells each GEMM's method, or why it has none") {
 }
 
 TEST_CASE("a ring is off if 8-bit GEMMs cannot have its chunks") {
-  // Of 4 x 514 tokens the ring would multiply chunks of 514. A pipeline divides them by fours.
+  // The ring would multiply chunks of 514 of 4 x 514 tokens. A pipeline divides them by fours.
   const Overrides fours{
       "dataset.seq_length=2056",    "train.device=cuda",
       "hardware.gpu=h100",          "mixed_precision={fp8: hybrid, fp8_recipe: blockwise}",
