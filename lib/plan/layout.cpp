@@ -77,7 +77,11 @@ std::vector<int64_t> split_layers(const Recipe& r, int64_t stages) {
   std::string reason;
   if (r.distributed.pp_size == 1) return {r.model.num_layers};
   PipelineLayout layout;
-  if (p.layout && parse_pipeline_layout(*p.layout, layout, reason)) return layout.layers_of_stage;
+  if (p.layout && parse_pipeline_layout(*p.layout, layout, reason)) {
+    // The rules report a layout whose stages the ranks cannot share evenly.
+    if (int64_t(layout.layers_of_stage.size()) != stages) return {};
+    return layout.layers_of_stage;
+  }
   if (p.first_rank_layers || p.last_rank_layers) return split_by_ranks(r, stages);
   // A mistyped size must not cost memory; the rules report it.
   const int64_t units = split_units(r);
@@ -199,7 +203,7 @@ Layout layout_of(const Recipe& r, int64_t world) {
   l.micro_batches =
       std::max<int64_t>(1, r.train.global_batch_size / l.dp / l.flushes / l.micro_batch);
   l.layers_of_stage = split_layers(r, l.stages);
-  l.predicts_apart = predicts_apart(r) && l.layers_of_stage.size() == size_t(l.stages);
+  l.predicts_apart = predicts_apart(r) && !l.layers_of_stage.empty();
   if (!l.layers_of_stage.empty())
     l.layers_of_stage[size_t(l.prediction_stage())] += r.model.mtp_layers();
   return l;

@@ -117,6 +117,12 @@ TEST_CASE("a layout follows from the sizes that the recipe gives") {
   REQUIRE(l.stages == 4);
   l = layout(4, pipeline({"distributed.pipeline.layout='Et|t*3|t*3,|tL'"}));
   REQUIRE(l.layers_of_stage == std::vector<int64_t>{1, 3, 3, 1});
+  // Where the ranks cannot share the stages of a layout evenly, no stage has layers.
+  Recipe uneven = recipe_of(4, pipeline({"model.mtp_num_layers=1"}));
+  for (const char* stages : {"Et*8mL", "Et*3|t*3|t*2mL", "Et|t|t|t|t|t*3mL"}) {
+    uneven.distributed.pipeline.layout = stages;
+    REQUIRE(layout_of(uneven, 4).layers_of_stage.empty());
+  }
   // The layers of multi-token prediction stand with the head.
   l = layout(4, pipeline({"model.num_layers=10", "model.mtp_num_layers=3"}));
   REQUIRE(l.layers_of_stage == std::vector<int64_t>{3, 3, 2, 5});
