@@ -132,14 +132,21 @@ int run_starts(const AgentOptions& o, JobState& job) {
   }
 }
 
+// Returns the CPUs to which ranks are bound. Throws before any rank starts if they do not suffice
+// for a number of ranks that this host may have.
+HostCpus cpus_to_bind(const AgentOptions& o) {
+  if (o.numa_binding == NumaBinding::none) return {};
+  HostCpus cpus = read_host_cpus(allowed_cpus(), std::getenv("CUDA_VISIBLE_DEVICES"));
+  const int fewest = o.is_elastic() ? 1 : o.ranks_per_node;
+  for (int ranks = o.ranks_per_node; ranks >= fewest; --ranks)
+    cpus_of_ranks(cpus, o.numa_binding, ranks);
+  return cpus;
+}
+
 }  // namespace
 
 int run_agent(const AgentOptions& options) {
-  HostCpus cpus;
-  if (options.numa_binding != NumaBinding::none) {
-    cpus = read_host_cpus(allowed_cpus(), std::getenv("CUDA_VISIBLE_DEVICES"));
-    cpus_of_ranks(cpus, options.numa_binding, options.ranks_per_node);  // before any rank starts
-  }
+  const HostCpus cpus = cpus_to_bind(options);
   remove_stale_job_folders();
   Signals signals;
   const auto now = std::chrono::system_clock::now().time_since_epoch();
