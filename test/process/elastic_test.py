@@ -570,7 +570,7 @@ def ranks_of_events():
 
 
 def bound_ranks():
-    """A global batch of 20 is for 5 ranks, or 4. Host 2 has one of 5 ranks, then two of 4, and divides its CPUs anew."""
+    """A global batch of 20 is for 5 ranks, or 4. Host 2 has one of 5 ranks, then two of 4, and divides its CPUs again."""
     siblings = [pathlib.Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") for cpu in os.sched_getaffinity(0)]
     cores = {file.read_text() if file.exists() else file for file in siblings}
     mode = "exclusive" if len(cores) > 1 else "node"
@@ -584,7 +584,7 @@ def bound_ranks():
         job.fail(f"host 2 has the bindings {bindings}")
     if len(re.findall("binding:", job.output(0))) != 1:
         job.fail("host 0 does not keep its binding")
-    print(f"a host with another number of ranks binds them anew: {'; then '.join(bindings)}")
+    print(f"a host with another number of ranks binds them again: {'; then '.join(bindings)}")
 
 
 def make_files():
