@@ -99,6 +99,13 @@ void add_ranks_and_hosts(CLI::App& app, Words& w) {
       "which "
       "other hosts reach this one; 127.0.0.1: for a test, all hosts are this machine")
       ->group(group);
+  add(app, "numa-binding", w.numa,
+      "bind each rank to CPUs. node: those of the NUMA node of its GPU; without GPUs the ranks are "
+      "divided over the nodes; socket: those of all nodes of that socket; exclusive: cores of the "
+      "node that no other rank has; core-complex: CPUs of the node that share their largest cache; "
+      "by default ranks are not bound")
+      ->check(one_of({"node", "socket", "exclusive", "core-complex"}))
+      ->group(group);
 }
 
 void add_watching(CLI::App& app, Words& w) {
@@ -154,8 +161,6 @@ void add_without_effect(CLI::App& app, Words& w) {
   add(app, "run-path", w.run_path, "refused: ranks are programs, not Python scripts")->group(group);
   add(app, "event-log-handler", w.event_log, "refused, except for null")->group(group);
   add(app, "logs-specs", w.logs_specs, "refused, except for default")->group(group);
-  add(app, "numa-binding", w.numa, "refused: start mtrain-launch under numactl instead")
-      ->group(group);
 }
 
 // The modules that are mtrain itself: `-m mtrain --recipe r.yaml` is `mtrain --recipe r.yaml`.
@@ -182,9 +187,6 @@ void refuse(const Words& w) {
   if (std::ranges::count(backends, w.backend) == 0)
     throw UserError(fmt::format("--rdzv_backend={}: not a way to meet", w.backend),
                     "use store (c10d and static mean the same) or etcd");
-  if (!w.numa.empty())
-    throw UserError("--numa_binding: mtrain-launch does not bind ranks to NUMA nodes",
-                    "start mtrain-launch under numactl or taskset");
   if (!w.event_log.empty() && w.event_log != "null")
     throw UserError(fmt::format("--event_log_handler={}: no such handler", w.event_log),
                     "leave it out; events are printed");
@@ -376,6 +378,12 @@ std::optional<LaunchOptions> read_options(int argc, char** argv, int& exit_code)
   a.redirects = launch::parse_streams("--redirects", w.redirects);
   a.tee = launch::parse_streams("--tee", w.tee);
   a.shown_ranks = launch::parse_local_ranks(w.shown);
+  using launch::NumaBinding;
+  if (!w.numa.empty())
+    a.numa_binding = pick<NumaBinding>(w.numa, {{"node", NumaBinding::node},
+                                                {"socket", NumaBinding::socket},
+                                                {"exclusive", NumaBinding::exclusive},
+                                                {"core-complex", NumaBinding::core_complex}});
   a.role = w.role;
   a.run_id = w.id;
   a.log_dir = w.log_dir;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 #include <chrono>
+#include <cstdlib>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -17,6 +18,7 @@
 #include "launch/job_observer.h"
 #include "launch/job_store.h"
 #include "launch/log_folders.h"
+#include "launch/numa_binding.h"
 #include "launch/rounds_together.h"
 #include "launch/signals.h"
 #include "launch/watchdog.h"
@@ -130,9 +132,21 @@ int run_starts(const AgentOptions& o, JobState& job) {
   }
 }
 
+// Returns the CPUs to which ranks are bound. Throws before any rank starts if they do not suffice
+// for a number of ranks that this host may have.
+HostCpus cpus_to_bind(const AgentOptions& o) {
+  if (o.numa_binding == NumaBinding::none) return {};
+  HostCpus cpus = read_host_cpus(allowed_cpus(), std::getenv("CUDA_VISIBLE_DEVICES"));
+  const int fewest = o.is_elastic() ? 1 : o.ranks_per_node;
+  for (int ranks = o.ranks_per_node; ranks >= fewest; --ranks)
+    cpus_of_ranks(cpus, o.numa_binding, ranks);
+  return cpus;
+}
+
 }  // namespace
 
 int run_agent(const AgentOptions& options) {
+  const HostCpus cpus = cpus_to_bind(options);
   remove_stale_job_folders();
   Signals signals;
   const auto now = std::chrono::system_clock::now().time_since_epoch();
@@ -141,8 +155,12 @@ int run_agent(const AgentOptions& options) {
   JobStore store(options);
   Console console;
   for (JobObserver* observer : options.observers) observer->begin(id);
-  JobState job{
-      .id = id, .store = store, .signals = signals, .watchdog = watchdog, .console = console};
+  JobState job{.id = id,
+               .store = store,
+               .signals = signals,
+               .watchdog = watchdog,
+               .cpus = cpus,
+               .console = console};
   const int code =
       options.acts_together() ? run_rounds_together(options, job) : run_starts(options, job);
   for (JobObserver* observer : options.observers) observer->ended(code);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "launch/etcd_options.h"
+#include "launch/numa_binding.h"
 #include "launch/torchrun_options.h"
 
 namespace mtrain::launch {
@@ -42,6 +43,7 @@ struct AgentOptions {
   std::string role = "default", run_id;  // variables of the ranks, as torchrun sets them
   std::vector<std::string> command;      // program and arguments of every rank
   std::map<std::string, std::string> environment;  // added to the environment of every rank
+  NumaBinding numa_binding = NumaBinding::none;
   // Whether the ranks meet at mtrain's store, as mtrain does. The launcher of host 0 then serves
   // it, if it has the job's token. Ranks of other programs may serve something at the job's port.
   bool uses_store = false;

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
@@ -72,6 +73,22 @@ std::string end_of(const RankProcess& c) {
   return fmt::format("(pid {}) ended with exit code {}", c.pid, WEXITSTATUS(*c.status));
 }
 
+cpu_set_t set_of(const CpuList& cpus) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const int n : cpus) CPU_SET(n, &set);
+  return set;
+}
+
+// Ends the process of a rank that cannot begin. Between fork and exec only async-signal-safe calls
+// are allowed.
+[[noreturn]] void end_child(const char* what, const char* program) {
+  const char* why = strerrordesc_np(errno);
+  for (const char* part : {what, program, ": ", why ? why : "?", "\n"})
+    [[maybe_unused]] const auto n = write(STDERR_FILENO, part, std::strlen(part));
+  _exit(kNotRun);
+}
+
 std::string cause_of(const RankProcess& c, const std::optional<RankError>& error) {
   return fmt::format("rank {} {}", c.rank, error ? "failed: " + error->message : end_of(c));
 }
@@ -80,8 +97,14 @@ std::string cause_of(const RankProcess& c, const std::optional<RankError>& error
 
 Attempt::Attempt(const AgentOptions& o, JobState& job, const RoundPlace& place, int number,
                  int log_number)
-    : o_(o), job_(job), place_(place), number_(number), log_number_(log_number) {
+    : o_(o),
+      job_(job),
+      place_(place),
+      number_(number),
+      log_number_(log_number),
+      cpus_(cpus_of_ranks(job.cpus, o.numa_binding, place.ranks)) {
   job_.store.begin(number);
+  tell_binding();
   for (int i = 0; i < place.ranks; ++i) start(i);
   for (JobObserver* observer : o.observers) observer->started(number, place.world, pulses_.pages());
 }
@@ -311,9 +334,24 @@ std::map<std::string, std::string> Attempt::environment_of(const RankProcess& c)
   if (!o_.run_id.empty()) env["TORCHELASTIC_RUN_ID"] = o_.run_id;
   if (const std::string token = job_.store.token(); !token.empty())
     env.emplace(kTokenVariable, token);
-  env.emplace("OMP_NUM_THREADS", std::to_string(std::max(1, usable_cores() / place_.ranks)));
+  const int threads = cpus_.empty() ? std::max(1, usable_cores() / place_.ranks)
+                                    : threads_of_rank(cpus_, c.local_rank);
+  env.emplace("OMP_NUM_THREADS", std::to_string(threads));
+  for (const char* of_outer_launcher : {kThreadsVariable, kHostCoresVariable})
+    env.erase(of_outer_launcher);
+  if (!cpus_.empty()) {
+    env[kThreadsVariable] = std::to_string(threads);
+    env[kHostCoresVariable] = std::to_string(usable_cores());
+  }
   env.erase("TORCHELASTIC_USE_AGENT_STORE");  // an outer torchrun may have set it
   return env;
+}
+
+// Prints which CPUs the ranks have, if that is new.
+void Attempt::tell_binding() {
+  if (cpus_.empty()) return;
+  const std::string text = "mtrain-launch: binding: " + binding_text(cpus_, place_.first_rank);
+  if (std::exchange(job_.told_binding, text) != text) job_.console.say(text);
 }
 
 void Attempt::start(int local_rank) {
@@ -340,6 +378,8 @@ void Attempt::start(int local_rank) {
   for (auto& v : variables) envp.push_back(v.data());
   argv.push_back(nullptr);
   envp.push_back(nullptr);
+  const std::optional<cpu_set_t> cpus =
+      cpus_.empty() ? std::nullopt : std::optional(set_of(cpus_[size_t(local_rank)]));
   const pid_t agent = getpid();
   c.pid = fork();
   if (c.pid < 0) throw RunError(fmt::format("cannot start a rank: {}", std::strerror(errno)));
@@ -354,12 +394,10 @@ void Attempt::start(int local_rank) {
     if (err >= 0) dup2(err, STDERR_FILENO);
     ::signal(SIGPIPE, SIG_DFL);
     sigprocmask(SIG_SETMASK, &job_.signals.before(), nullptr);
+    if (cpus && sched_setaffinity(0, sizeof *cpus, &*cpus) != 0)
+      end_child("mtrain-launch: cannot bind to the CPUs of its rank: ", argv[0]);
     execvpe(argv[0], argv.data(), envp.data());
-    const char* why = strerrordesc_np(errno);
-    for (const char* part : {"mtrain-launch: cannot run ", static_cast<const char*>(argv[0]), ": ",
-                             why ? why : "?", "\n"})
-      [[maybe_unused]] const auto n = write(STDERR_FILENO, part, std::strlen(part));
-    _exit(kNotRun);
+    end_child("mtrain-launch: cannot run ", argv[0]);
   }
   setpgid(c.pid, c.pid);  // the child does this too; either may be first
   pulses_.started(c.rank, c.pid);

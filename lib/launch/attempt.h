@@ -15,6 +15,7 @@
 #include "launch/job_store.h"
 #include "launch/launcher_link.h"
 #include "launch/launcher_notes.h"
+#include "launch/numa_binding.h"
 #include "launch/rank_output.h"
 #include "launch/rank_pulses.h"
 #include "launch/signals.h"
@@ -30,11 +31,13 @@ struct JobState {
   JobStore& store;
   Signals& signals;
   const Watchdog& watchdog;
+  HostCpus cpus = {};  // read only if ranks are bound to them
   EndRequests ends = {};
   Console& console;
-  LauncherLink* link = nullptr;  // null: this host acts alone
-  std::string shared_id = {};    // of the job on all hosts, if its launchers elect a leader
-  bool told_no_pulse = false;    // a warning has said that ranks cannot be watched
+  LauncherLink* link = nullptr;   // null: this host acts alone
+  std::string shared_id = {};     // of the job on all hosts, if its launchers elect a leader
+  std::string told_binding = {};  // the last line about the CPUs of the ranks
+  bool told_no_pulse = false;     // a warning has said that ranks cannot be watched
 
   // Identifies the job to the run folder.
   const std::string& job_id() const { return shared_id.empty() ? id : shared_id; }
@@ -94,6 +97,7 @@ class Attempt {
   bool one_output(const RankProcess& c) const;
   int output(int stream, const RankProcess& c);
   std::map<std::string, std::string> environment_of(const RankProcess& c) const;
+  void tell_binding();
   void start(int local_rank);
   void pump(const std::vector<pollfd>& fds);
   void on_signal(int signal);
@@ -114,6 +118,7 @@ class Attempt {
   JobState& job_;
   const RoundPlace place_;
   const int number_, log_number_;
+  const std::vector<CpuList> cpus_;  // of each local rank; empty: the ranks are not bound
   JobFolder folder_;
   std::vector<RankProcess> children_;
   std::vector<RankOutput> outputs_;

@@ -33,7 +33,7 @@ bool MemoryDemand::fits() const { return !known() || bytes <= kUsableMemory * me
 MemoryDemand memory_demand(const Recipe& r, const RunPlan& plan) {
   const double fullest = plan.fullest().total();
   if (const double memory = device_memory(r); memory > 0) return {fullest, memory};
-  if (plan.device.kind != DeviceKind::cpu || plan.layout.world > usable_cores()) return {};
+  if (plan.device.kind != DeviceKind::cpu || plan.layout.world > host_cores()) return {};
   const double host = double(sysconf(_SC_PHYS_PAGES)) * double(sysconf(_SC_PAGE_SIZE));
   return {fullest * double(plan.layout.world), host, true};
 }

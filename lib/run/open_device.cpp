@@ -7,14 +7,17 @@
 #include "base/error.h"
 #include "base/usable_cores.h"
 #include "launch/job_token.h"
+#include "launch/numa_binding.h"
 
 namespace mtrain::run {
 
 namespace {
 
-// Returns this rank's share of the cores that the process may use; all ranks of the host share
-// them.
-int default_threads(const launch::Job& job) { return std::max(1, usable_cores() / job.local_size); }
+// Returns this rank's share of the cores that the process may use. All ranks of the host share
+// them, unless the launcher has bound each rank to its own.
+int default_threads(const launch::Job& job) {
+  return launch::threads_if_bound().value_or(std::max(1, usable_cores() / job.local_size));
+}
 
 }  // namespace
 

@@ -569,6 +569,24 @@ def ranks_of_events():
     print("an event has the ranks of its start")
 
 
+def bound_ranks():
+    """A global batch of 20 is for 5 ranks, or 4. Host 2 has one of 5 ranks, then two of 4, and divides its CPUs again."""
+    siblings = [pathlib.Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") for cpu in os.sched_getaffinity(0)]
+    cores = {file.read_text() if file.exists() else file for file in siblings}
+    mode = "exclusive" if len(cores) > 1 else "node"
+    job = Job("bound", "2:3", "train.global_batch_size=20", "train.steps=8", launcher=[f"--numa_binding={mode}"]).start_all(0, 1, 2)
+    job.await_step(4)
+    job.kill(1)
+    job.finish()
+    bindings = re.findall(r"mtrain-launch: binding: (?:rank|ranks) (.*)", job.output(2))
+    if len(bindings) != 2 or not re.fullmatch(r"4 on CPUs? [0-9,-]+", bindings[0]) or \
+            not re.fullmatch(r"2 on CPUs? [0-9,-]+, rank 3 on CPUs? [0-9,-]+|2-3 on CPUs? [0-9,-]+", bindings[1]):
+        job.fail(f"host 2 has the bindings {bindings}")
+    if len(re.findall("binding:", job.output(0))) != 1:
+        job.fail("host 0 does not keep its binding")
+    print(f"a host with another number of ranks binds them again: {'; then '.join(bindings)}")
+
+
 def make_files():
     global SHARED
     SHARED = set(os.listdir("/dev/shm"))
@@ -587,7 +605,7 @@ def main():
     cases = {"rank": lambda: rank_of_another_host(expected), "early": lambda: rank_before_the_meeting(expected),
              "lost": lambda: lost_and_back(expected), "networks": lambda: networks(expected), "spares": lambda: spares(expected), "slow": slow_host,
              "stopped": lambda: stopped_leader(expected), "hung": lambda: hung_host(expected), "stop": lambda: stopped_rank(expected), "joiner": lambda: bad_joiner(expected), "stranger": lambda: stranger(expected), "spike": spike_event, "faults": several_faults, "signals": signals, "host0": host_0,
-             "events": ranks_of_events, "alike": alike, "few": lambda: too_few(expected)}
+             "events": ranks_of_events, "alike": alike, "few": lambda: too_few(expected), "bound": bound_ranks}
     try:
         for name, case in cases.items():
             if name in only or (not only and (nightly or name not in NIGHTLY)):

@@ -373,6 +373,7 @@ refuses "hosts without numbers" "--node_rank is needed with --nnodes=2" --nnodes
 refuses "a port in an address" "write --master_addr 127.0.0.1 --master_port 29511" --master_addr 127.0.0.1:29511 "$work/r.yaml"
 refuses "a port that is too large" "from 0 to 65535" --master_port 99999 "$work/r.yaml"
 refuses "an option after the recipe" "before the recipe: mtrain-launch --nproc_per_node=2 $work/r.yaml" "$work/r.yaml" --nproc_per_node=2
+refuses "a binding after the recipe" "before the recipe: mtrain-launch --numa_binding=node $work/r.yaml" "$work/r.yaml" --numa-binding=node
 refuses "an option of other launchers" "did you mean --nproc_per_node?" --nproc 2 "$work/r.yaml"
 refuses "a short option of other launchers" "write mtrain-launch --nproc_per_node=2 $work/r.yaml" -n 2 "$work/r.yaml"
 refuses "another name for the recipe" "write mtrain $work/r.yaml" --config_file "$work/r.yaml"

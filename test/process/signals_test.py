@@ -528,7 +528,10 @@ def test_options_and_variables_of_torchrun():
         (["--nnodes=2", "--rdzv_backend=c10d", "--rdzv_endpoint=localhost0:29920"], {}, 2, "hosts do not number themselves"),
         (["--rdzv_conf=no_such=1"], {}, 2, "there is no key no_such"),
         (["-m"], {}, 2, "Python"),
-        (["--numa-binding=node"], {}, 2, "numactl"),
+        (["--numa-binding=node"], {}, 0, r"binding: rank 0 on CPUs? \d"),
+        (["--numa_binding=socket"], {}, 0, r"binding: rank 0 on CPUs? \d"),
+        ([], {"PET_NUMA_BINDING": "core-complex"}, 0, r"binding: rank 0 on CPUs? \d"),
+        (["--numa-binding=nodes"], {}, 2, "expected one of node, socket, exclusive, core-complex(.|\n)*write --numa_binding node"),
         (["--signals-to-handle=SIGTERM", "--master_addr=[::1]", "--master_port=29922"], {}, 0,
          "signals_to_handle has no effect(.|\n)*0/1 at ::1:29922"),
     ]:
@@ -541,6 +544,90 @@ def test_options_and_variables_of_torchrun():
     job = Job("--nproc_per_node=2", "--local_ranks_filter=1", *show)
     job.ends(0, 5)
     expect("0/2" not in job.output(), job.output())
+
+
+def cores():
+    """The CPUs that this test may use, by the core to which they belong."""
+    found = {}
+    for cpu in sorted(os.sched_getaffinity(0)):
+        siblings = pathlib.Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        first = re.match(r"\d+", siblings.read_text())[0] if siblings.exists() else cpu
+        found.setdefault(int(first), []).append(cpu)
+    return [found[first] for first in sorted(found)]
+
+
+def cpus_in(text):
+    """The CPUs of a list such as 0-2,5."""
+    ranges = [part.split("-") for part in text.split(",")]
+    return [cpu for ends in ranges for cpu in range(int(ends[0]), int(ends[-1]) + 1)]
+
+
+# Prints the CPUs and the number of threads of a rank.
+SHOW_CPUS = ("bash", "-c", 'echo "rank=$RANK cpus=$(sed -n s/Cpus_allowed_list:.//p /proc/self/status) threads=$OMP_NUM_THREADS."')
+
+
+def bound_ranks(job):
+    """-> {rank: (CPUs, threads)} of the output of SHOW_CPUS."""
+    found = re.findall(r"rank=(\d) cpus=([\d,-]+) threads=(\d+)\.", job.output())
+    return {int(rank): (cpus_in(cpus), int(threads)) for rank, cpus, threads in found}
+
+
+def test_ranks_are_bound_to_cpus():
+    usable = sorted(os.sched_getaffinity(0))
+
+    def use(cpus):
+        return {"preexec_fn": lambda: os.sched_setaffinity(0, cpus)}
+
+    # Of one node and one core, whatever this machine has: ranks may share it, but not exclusively.
+    own = cores()[-1]
+    for mode in ("node", "socket", "core-complex"):
+        job = Job(f"--numa_binding={mode}", "--nproc_per_node=2", *SHOW_CPUS, **use(own))
+        job.ends(0, 10)
+        expect(bound_ranks(job) == dict.fromkeys((0, 1), (own, max(1, len(own) // 2))), job.output())
+        job.says(r"binding: ranks 0-1 on CPUs? \d")
+    job = Job("--numa_binding=exclusive", "--nproc_per_node=1", *SHOW_CPUS, **use(own))
+    job.ends(0, 10)
+    expect(bound_ranks(job) == {0: (own, len(own))}, job.output())
+    job = Job("--numa_binding=exclusive", "--nproc_per_node=2", *SHOW_CPUS, **use(own))
+    job.ends(2, 10)
+    job.says("2 ranks need a core each(.|\n)*start fewer ranks on this host")
+    expect(not bound_ranks(job), f"a rank has started: {job.output()}")
+    job = Job("--nproc_per_node=1", *SHOW_CPUS)
+    job.ends(0, 10)
+    expect(bound_ranks(job) == {0: (usable, len(usable))} and "binding" not in job.output(), job.output())
+    # The first start fails. Each start has the same CPUs, and the line about them is printed once.
+    if len(cores()) == 1:
+        return
+    fails = f'{SHOW_CPUS[2]}; [ "$MTRAIN_RESTART_COUNT" = 1 ]'
+    job = Job("--numa_binding=exclusive", "--nproc_per_node=2", "--max_restarts=1", "bash", "-c", fails,
+              **use([cpu for core in cores()[:2] for cpu in core]))
+    job.ends(0, 20)
+    job.says(r"restarting all ranks \(1 of 1\)")
+    expect(job.output().count("binding: rank 0 on CPU") == 1, job.output())
+    expect(bound_ranks(job) == {rank: (cores()[rank], len(cores()[rank])) for rank in (0, 1)}, job.output())
+    expect(len(re.findall(r"rank=\d cpus=", job.output())) == 4, job.output())
+
+
+def test_a_bound_training_has_the_losses_of_an_unbound_one():
+    def losses(name, *options):
+        job = train(name, "train.steps=3", "train.threads=0", launch=options)
+        job.ends(0, 30)
+        with open(WORK / name / "metrics.jsonl", encoding="utf-8") as lines:
+            return [line["loss"] for line in map(json.loads, lines) if "loss" in line]
+
+    mode = "exclusive" if len(cores()) > 1 else "node"
+    bound = losses("bound", f"--numa_binding={mode}")
+    expect(len(bound) == 3 and bound == losses("unbound"), f"binding changes losses: {bound}")
+
+
+def test_a_bound_rank_has_the_threads_that_the_launcher_names():
+    cache = WORK / "cache"
+    subprocess.run([MTRAIN, "--recipe", WORK / "r.yaml", f"train.run_dir={WORK / 'threads'}", "train.steps=2", "train.threads=0"],
+                   check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                   env={**ENVIRONMENT, "MTRAIN_BOUND_THREADS": "3", "XDG_CACHE_HOME": str(cache)})
+    # The measured peak is kept by the number of threads.
+    peaks = "".join(path.read_text() for path in cache.rglob("cpu_peaks"))
+    expect(f"3 threads on {len(os.sched_getaffinity(0))} CPUs" in peaks, f"other threads: {peaks}")
 
 
 def test_one_rank_under_the_launcher_trains():

@@ -15,6 +15,8 @@
 #include "base/log.h"
 #include "base/shared_library.h"
 #include "base/thread_pool.h"
+#include "base/usable_cores.h"
+#include "test/support/environment.h"
 #include "test/support/temporary_folder.h"
 
 namespace base_system_test {
@@ -32,6 +34,18 @@ TEST_CASE("a pool runs every task once") {
     pool.run(tasks, [&](int64_t i) { ++ran[size_t(i)]; });
     for (const auto& r : ran) REQUIRE(r == 1);
   }
+}
+
+TEST_CASE("the launcher names the cores of the host to a rank that it binds") {
+  {
+    const Environment unbound(kHostCoresVariable, nullptr);
+    CHECK(usable_cores() >= 1);
+    CHECK(host_cores() == usable_cores());
+  }
+  const Environment bound(kHostCoresVariable, "5000");
+  CHECK(host_cores() == 5000);
+  const Environment fewer(kHostCoresVariable, "0");
+  CHECK(host_cores() == usable_cores());
 }
 
 TEST_CASE("a process that has ended does not live, whether its parent has waited or not") {

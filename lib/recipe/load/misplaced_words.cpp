@@ -22,15 +22,22 @@ struct LauncherOption {
   std::string_view name;
   Takes takes;
 };
-constexpr LauncherOption kLauncher[] = {
-    {"nproc_per_node", Takes::number},  {"nnodes", Takes::number},
-    {"node_rank", Takes::number},       {"master_addr", Takes::word},
-    {"master_port", Takes::number},     {"standalone", Takes::nothing},
-    {"rdzv_endpoint", Takes::word},     {"rdzv_backend", Takes::word},
-    {"rdzv_id", Takes::word},           {"rdzv_conf", Takes::pairs},
-    {"max_restarts", Takes::number},    {"monitor_interval", Takes::number},
-    {"start_method", Takes::word},      {"local_addr", Takes::word},
-    {"local_ranks_filter", Takes::word}};
+constexpr LauncherOption kLauncher[] = {{"nproc_per_node", Takes::number},
+                                        {"nnodes", Takes::number},
+                                        {"node_rank", Takes::number},
+                                        {"master_addr", Takes::word},
+                                        {"master_port", Takes::number},
+                                        {"standalone", Takes::nothing},
+                                        {"rdzv_endpoint", Takes::word},
+                                        {"rdzv_backend", Takes::word},
+                                        {"rdzv_id", Takes::word},
+                                        {"rdzv_conf", Takes::pairs},
+                                        {"max_restarts", Takes::number},
+                                        {"monitor_interval", Takes::number},
+                                        {"start_method", Takes::word},
+                                        {"local_addr", Takes::word},
+                                        {"local_ranks_filter", Takes::word},
+                                        {"numa_binding", Takes::word}};
 
 enum class Meant { ranks, recipe };
 struct OtherOption {

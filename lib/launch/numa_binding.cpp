@@ -1,0 +1,289 @@
+#include "launch/numa_binding.h"
+
+#include <sched.h>
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <set>
+#include <string_view>
+
+#include <fmt/ranges.h>
+
+#include "base/error.h"
+#include "base/strings.h"
+
+namespace mtrain::launch {
+
+namespace {
+
+namespace fs = std::filesystem;
+using Cpu = HostCpus::Cpu;
+
+std::string file_text(const fs::path& path) {
+  std::ifstream file(path);
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  return std::string(trim(text));
+}
+
+std::optional<int> whole_number(std::string_view text) {
+  int n = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), n);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return n;
+}
+
+std::optional<int> file_number(const fs::path& path) { return whole_number(file_text(path)); }
+
+// Reads a list such as "0-3,8" of a file of /sys. Parts that are not numbers are left out.
+CpuList file_list(const fs::path& path) {
+  CpuList list;
+  for (const std::string& part : split(file_text(path), ',')) {
+    const size_t dash = part.find('-');
+    const auto first = whole_number(part.substr(0, dash));
+    const auto last = dash == std::string::npos ? first : whole_number(part.substr(dash + 1));
+    if (!first || !last) continue;
+    for (int n = *first; n <= *last; ++n) list.push_back(n);
+  }
+  std::ranges::sort(list);
+  return list;
+}
+
+// Names of the entries of a folder, sorted; none if it cannot be read.
+std::vector<std::string> entry_names(const fs::path& folder) {
+  std::vector<std::string> names;
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(folder, ignored))
+    names.push_back(entry.path().filename().string());
+  std::ranges::sort(names);
+  return names;
+}
+
+// The number in a name such as "node12"; nothing for other names.
+std::optional<int> number_after(std::string_view prefix, std::string_view name) {
+  if (!name.starts_with(prefix)) return std::nullopt;
+  return whole_number(name.substr(prefix.size()));
+}
+
+int lowest_or(const CpuList& list, int otherwise) { return list.empty() ? otherwise : list[0]; }
+
+// Instructions have caches of their own, which do not count.
+int largest_cache(const fs::path& cpu) {
+  int cache = -1, largest = -1;
+  for (const std::string& name : entry_names(cpu / "cache")) {
+    const fs::path folder = cpu / "cache" / name;
+    const std::string type = file_text(folder / "type");
+    const int level = file_number(folder / "level").value_or(-1);
+    if ((type != "Unified" && type != "Data") || level <= largest) continue;
+    largest = level;
+    cache = lowest_or(file_list(folder / "shared_cpu_list"), -1);
+  }
+  return cache;
+}
+
+std::map<int, int> node_of_each_cpu(const fs::path& root) {
+  std::map<int, int> nodes;
+  const fs::path folder = root / "sys/devices/system/node";
+  for (const std::string& name : entry_names(folder))
+    if (const auto node = number_after("node", name))
+      for (const int cpu : file_list(folder / name / "cpulist")) nodes[cpu] = *node;
+  return nodes;
+}
+
+// Returns the nodes of the GPUs, in the order of their addresses on the bus.
+std::vector<int> nodes_of_gpus(const fs::path& root) {
+  std::vector<int> nodes;
+  for (const std::string& address : entry_names(root / "proc/driver/nvidia/gpus"))
+    // A system with one node has -1 there.
+    nodes.push_back(
+        std::max(0, file_number(root / "sys/bus/pci/devices" / address / "numa_node").value_or(0)));
+  return nodes;
+}
+
+// CUDA uses the devices of the list up to the first that does not exist. The nodes of devices that
+// are named by their UUID are unknown.
+std::vector<int> nodes_chosen_by(const std::string& visible_devices, const std::vector<int>& all) {
+  std::vector<int> chosen;
+  for (const std::string& word : split(visible_devices, ',')) {
+    const auto index = whole_number(trim(word));
+    if (!index) return {};
+    if (*index < 0 || size_t(*index) >= all.size()) break;
+    chosen.push_back(all[size_t(*index)]);
+  }
+  return chosen;
+}
+
+std::vector<Cpu> cpus_of_node(const HostCpus& host, int node) {
+  std::vector<Cpu> cpus;
+  std::ranges::copy_if(host.cpus, std::back_inserter(cpus),
+                       [&](const Cpu& c) { return c.node == node; });
+  return cpus;
+}
+
+CpuList numbers_of(const std::vector<Cpu>& cpus) {
+  CpuList numbers;
+  for (const Cpu& c : cpus) numbers.push_back(c.number);
+  return numbers;
+}
+
+std::vector<int> nodes_of_ranks(const HostCpus& host, int ranks) {
+  if (host.gpu_nodes.size() >= size_t(ranks))
+    return {host.gpu_nodes.begin(), host.gpu_nodes.begin() + ranks};
+  std::set<int> distinct;
+  for (const Cpu& c : host.cpus) distinct.insert(c.node);
+  MT_CHECK(!distinct.empty(), "a process without a CPU");
+  const std::vector<int> all(distinct.begin(), distinct.end());
+  std::vector<int> nodes;
+  for (int rank = 0; rank < ranks; ++rank)
+    nodes.push_back(all[size_t(rank) * all.size() / size_t(ranks)]);
+  return nodes;
+}
+
+// A node belongs to the socket of its first CPU.
+CpuList cpus_of_socket(const HostCpus& host, int socket) {
+  std::map<int, int> sockets;
+  for (const Cpu& c : host.cpus) sockets.emplace(c.node, c.socket);
+  CpuList numbers;
+  for (const Cpu& c : host.cpus)
+    if (sockets[c.node] == socket) numbers.push_back(c.number);
+  return numbers;
+}
+
+// Returns the CPUs of each core or cache, in the order of their lowest numbers.
+std::vector<CpuList> groups_by(const std::vector<Cpu>& cpus, int Cpu::*shared) {
+  std::map<int, CpuList> groups;
+  for (const Cpu& c : cpus) groups[c.*shared].push_back(c.number);
+  std::vector<CpuList> lists;
+  for (auto& [key, list] : groups) lists.push_back(std::move(list));
+  return lists;
+}
+
+// Divides the cores of a node over its ranks. The first ranks get the cores that are left over.
+CpuList own_cores(const std::vector<Cpu>& cpus, int node, size_t ranks, size_t index) {
+  const std::vector<CpuList> cores = groups_by(cpus, &Cpu::core);
+  if (cores.size() < ranks)
+    throw UserError(
+        fmt::format("--numa_binding=exclusive: {} ranks need a core each, but of NUMA node {} this "
+                    "process may use {} core{} with {} CPU{}",
+                    ranks, node, cores.size(), cores.size() == 1 ? "" : "s", cpus.size(),
+                    cpus.size() == 1 ? "" : "s"),
+        "start fewer ranks on this host, or share its cores with --numa_binding=node");
+  const size_t each = cores.size() / ranks, left = cores.size() % ranks;
+  const size_t first = index * each + std::min(index, left);
+  CpuList numbers;
+  for (size_t i = first; i < first + each + (index < left ? 1 : 0); ++i)
+    numbers.insert(numbers.end(), cores[i].begin(), cores[i].end());
+  std::ranges::sort(numbers);
+  return numbers;
+}
+
+// The caches of which most CPUs are usable come first. More ranks than caches share them.
+CpuList own_cache(const std::vector<Cpu>& cpus, size_t index) {
+  std::vector<CpuList> caches = groups_by(cpus, &Cpu::cache);
+  std::ranges::stable_sort(caches,
+                           [](const CpuList& a, const CpuList& b) { return a.size() > b.size(); });
+  return caches[index % caches.size()];
+}
+
+// Writes "0-3,8". `numbers` are in ascending order.
+std::string ranges_of(const std::vector<int>& numbers) {
+  std::vector<std::string> parts;
+  for (size_t i = 0; i < numbers.size();) {
+    size_t end = i + 1;
+    while (end < numbers.size() && numbers[end] == numbers[end - 1] + 1) ++end;
+    parts.push_back(end == i + 1 ? std::to_string(numbers[i])
+                                 : fmt::format("{}-{}", numbers[i], numbers[end - 1]));
+    i = end;
+  }
+  return fmt::format("{}", fmt::join(parts, ","));
+}
+
+}  // namespace
+
+CpuList allowed_cpus() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof set, &set) != 0)
+    throw RunError(fmt::format("the CPUs that ranks may use are unknown: {}", std::strerror(errno)),
+                   "leave --numa_binding out");
+  CpuList allowed;
+  for (int n = 0; n < CPU_SETSIZE; ++n)
+    if (CPU_ISSET(n, &set)) allowed.push_back(n);
+  return allowed;
+}
+
+HostCpus read_host_cpus(const CpuList& allowed, const char* visible_devices, const fs::path& root) {
+  HostCpus host;
+  const std::map<int, int> nodes = node_of_each_cpu(root);
+  for (const int n : allowed) {
+    const fs::path cpu = root / fmt::format("sys/devices/system/cpu/cpu{}", n);
+    const auto node = nodes.find(n);
+    host.cpus.push_back({.number = n,
+                         .node = node == nodes.end() ? 0 : node->second,
+                         .socket = file_number(cpu / "topology/physical_package_id").value_or(0),
+                         .core = lowest_or(file_list(cpu / "topology/thread_siblings_list"), n),
+                         .cache = largest_cache(cpu)});
+  }
+  host.gpu_nodes = nodes_of_gpus(root);
+  if (visible_devices) host.gpu_nodes = nodes_chosen_by(visible_devices, host.gpu_nodes);
+  return host;
+}
+
+std::vector<CpuList> cpus_of_ranks(const HostCpus& host, NumaBinding binding, int ranks) {
+  if (binding == NumaBinding::none) return {};
+  const std::vector<int> nodes = nodes_of_ranks(host, ranks);
+  std::vector<CpuList> lists;
+  for (int rank = 0; rank < ranks; ++rank) {
+    const int node = nodes[size_t(rank)];
+    const std::vector<Cpu> cpus = cpus_of_node(host, node);
+    if (cpus.empty())
+      throw UserError(
+          fmt::format("--numa_binding: the GPU of local rank {} is on NUMA node {}, but this "
+                      "process may use no CPU of that node",
+                      rank, node),
+          "allow CPUs of that node (taskset, or the CPU set of the container), or leave "
+          "--numa_binding out");
+    const auto of_node = size_t(std::ranges::count(nodes, node));
+    const auto index = size_t(std::count(nodes.begin(), nodes.begin() + rank, node));
+    switch (binding) {
+      case NumaBinding::none: break;
+      case NumaBinding::node: lists.push_back(numbers_of(cpus)); break;
+      case NumaBinding::socket: lists.push_back(cpus_of_socket(host, cpus[0].socket)); break;
+      case NumaBinding::exclusive: lists.push_back(own_cores(cpus, node, of_node, index)); break;
+      case NumaBinding::core_complex: lists.push_back(own_cache(cpus, index)); break;
+    }
+  }
+  return lists;
+}
+
+int threads_of_rank(const std::vector<CpuList>& cpus, int local_rank) {
+  const CpuList& own = cpus[size_t(local_rank)];
+  return std::max(1, int(own.size()) / int(std::ranges::count(cpus, own)));
+}
+
+std::string binding_text(const std::vector<CpuList>& cpus, int first_rank) {
+  std::vector<std::string> parts;
+  for (size_t i = 0; i < cpus.size();) {
+    size_t end = i + 1;
+    while (end < cpus.size() && cpus[end] == cpus[i]) ++end;
+    const int first = first_rank + int(i), last = first_rank + int(end) - 1;
+    const std::string ranks =
+        first == last ? fmt::format("rank {}", first) : fmt::format("ranks {}-{}", first, last);
+    parts.push_back(
+        fmt::format("{} on CPU{} {}", ranks, cpus[i].size() == 1 ? "" : "s", ranges_of(cpus[i])));
+    i = end;
+  }
+  return fmt::format("{}", fmt::join(parts, ", "));
+}
+
+std::optional<int> threads_if_bound() {
+  const char* text = std::getenv(kThreadsVariable);
+  const auto threads = text ? whole_number(text) : std::nullopt;
+  return threads && *threads > 0 ? threads : std::nullopt;
+}
+
+}  // namespace mtrain::launch

@@ -1,0 +1,49 @@
+// Binds the ranks of a host to CPUs, with the modes of torchrun's --numa-binding. Memory needs no
+// binding: Linux places a page on the node of the CPU that first writes to it.
+#pragma once
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace mtrain::launch {
+
+enum class NumaBinding { none, node, socket, exclusive, core_complex };
+
+using CpuList = std::vector<int>;  // numbers of CPUs, in ascending order
+
+// The CPUs that ranks may use, and where they and the GPUs are.
+struct HostCpus {
+  // CPUs that share a core have the same `core`: the lowest number of them. So do those that share
+  // their largest cache; -1: the system does not report caches.
+  struct Cpu {
+    int number = 0, node = 0, socket = 0, core = 0, cache = -1;
+  };
+  std::vector<Cpu> cpus;       // in ascending order
+  std::vector<int> gpu_nodes;  // NUMA node of the GPU of each local rank; empty: unknown
+};
+
+// Returns the CPUs that this process may use. Throws RunError if the system does not report them.
+CpuList allowed_cpus();
+// `visible_devices` is the value of CUDA_VISIBLE_DEVICES, or null. `root` is the root of the file
+// system; tests have others.
+HostCpus read_host_cpus(const CpuList& allowed, const char* visible_devices,
+                        const std::filesystem::path& root = "/");
+
+// Returns the CPUs of each local rank; an empty vector for NumaBinding::none. A rank's node is that
+// of its GPU. If there are fewer GPUs than ranks, the ranks are divided evenly over the nodes.
+// Throws UserError if a rank would have no CPU, or no core of its own if it needs one.
+std::vector<CpuList> cpus_of_ranks(const HostCpus& host, NumaBinding binding, int ranks);
+
+// Returns a rank's part of its CPUs, which other ranks may have too; at least 1.
+int threads_of_rank(const std::vector<CpuList>& cpus, int local_rank);
+
+// Describes them: "ranks 0-3 on CPUs 0-31,64-95, ranks 4-7 on CPUs 32-63,96-127".
+std::string binding_text(const std::vector<CpuList>& cpus, int first_rank);
+
+// The variable by which the launcher passes threads_of_rank() to a rank that it binds.
+constexpr const char* kThreadsVariable = "MTRAIN_BOUND_THREADS";
+// Returns its value; nothing in a process that is not bound.
+std::optional<int> threads_if_bound();
+
+}  // namespace mtrain::launch
