@@ -2,12 +2,13 @@
 """Compares what `mtrain plan` predicts with trainings on two CPU cores: step times, exposed communication and memory.
 
   scripts/bench/plan_cpu.py [--build build/release] [--calibration FOLDER] [--seconds 60] [--rounds 3] [--steps 8] [--only WORD]
-    [--memory-only] [--output FILE]
+    [--numa-binding MODE] [--memory-only] [--output FILE]
 
 First measures the machine by `mtrain calibrate`, with one rank and with two, whose models have other shapes than those here. --calibration
 keeps the files in FOLDER, and uses those that it has. Then each case is predicted, and trained in --rounds rounds over all cases. A
 figure is the median over the steps of all rounds, without the first two steps of each training. --nice starts the processes with
-another priority, such as -15 on a machine that is not idle.
+another priority, such as -15 on a machine that is not idle. --numa-binding exclusive gives each of two ranks a core of its own, in the
+calibration and in the trainings.
 
 A second table has the largest memory of each category: planned by formula, recorded by `mtrain plan --memory`, and measured by the
 allocators of a training. --memory-only compares only that, in one round of three steps, without a calibration.
@@ -79,13 +80,14 @@ def settings_of(layout, link):
 
 
 class Programs:
-    def __init__(self, build, niceness):
+    def __init__(self, build, niceness, binding):
         build = pathlib.Path(build).resolve()
+        self.binding = [f"--numa-binding={binding}"] if binding else []
         self.mtrain, self.launch = str(build / "bin/mtrain"), str(build / "bin/mtrain-launch")
         self.nice = ["nice", "-n", str(niceness)] if niceness else []
 
     def run(self, command, folder, ranks=1, timeout=600):
-        start = [self.launch, f"--nproc_per_node={ranks}"] if ranks > 1 else []
+        start = [self.launch, f"--nproc_per_node={ranks}", *self.binding] if ranks > 1 else []
         process = subprocess.Popen([*self.nice, *start, self.mtrain, *command], cwd=folder, stdout=subprocess.PIPE,
                                    stderr=subprocess.PIPE, text=True, **GROUP)
         try:
@@ -213,6 +215,7 @@ def main():
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--only", default="")
     parser.add_argument("--nice", type=int, default=0)
+    parser.add_argument("--numa-binding")
     parser.add_argument("--memory-only", action="store_true")
     parser.add_argument("--output")
     o = parser.parse_args()
@@ -227,7 +230,7 @@ def main():
     with tempfile.TemporaryDirectory() as made:
         folder = pathlib.Path(o.calibration or made).resolve()
         folder.mkdir(parents=True, exist_ok=True)
-        programs = Programs(o.build, o.nice)
+        programs = Programs(o.build, o.nice, o.numa_binding)
         if o.memory_only:
             for ranks in (1, 2):
                 (folder / f"cluster_{ranks}.yaml").write_text(CLUSTER % "")
