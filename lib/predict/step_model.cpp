@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "plan/executed_schedule.h"
+#include "predict/alike_stages.h"
 #include "predict/contention.h"
 #include "predict/group_links.h"
 #include "predict/recorded_step.h"
@@ -214,74 +215,6 @@ class StepModel::Recording {
     return p;
   }
 
-  using Key = std::vector<int64_t>;
-
-  // What a stage has, as far as its actions depend on it.
-  static Key contents_of(const RunPlan& plan, int64_t stage) {
-    const schedule::Schedule& s = plan.schedule;
-    const auto here = [&](int64_t other) {
-      return other >= 0 && other < s.stages && s.rank_of(other) == s.rank_of(stage);
-    };
-    const std::vector<int64_t>& layers = plan.layout.layers_of_stage;
-    const int64_t first = std::accumulate(layers.begin(), layers.begin() + stage, int64_t{0});
-    Key key{-1,
-            stage == 0,
-            stage + 1 == s.stages,
-            stage == plan.layout.prediction_stage(),
-            here(stage - 1),
-            here(stage + 1)};
-    for (int64_t i = first; i < first + layers[size_t(stage)]; ++i) {
-      // The first layer of its kind.
-      int64_t kind = 0;
-      while (plan.model.layer(kind) != plan.model.layer(i)) ++kind;
-      key.insert(key.end(), {kind, plan.fp8.has(i)});
-    }
-    return key;
-  }
-
-  // The stages of a pipeline rank. Ranks that enqueue the same, as far as a recording knows, have
-  // equal keys; so have stages, of the same rank or of others.
-  struct RankStages {
-    std::vector<int64_t> stages;
-    Key key;
-    std::vector<Key> stage_keys;
-  };
-  // Whether the first micro-batch of a stage gathers the parameters of the rank's next one.
-  static bool gathers_next_stage(const RunPlan& plan, const schedule::Schedule& lists) {
-    switch (plan.data_parallel.shards) {
-      case plan::ShardLevel::nothing: return false;
-      case plan::ShardLevel::parameters:
-        return !std::ranges::any_of(lists.ranks[0], [](const schedule::Action& a) {
-          return a.kind == ActionKind::unshard;
-        });
-      default: return true;
-    }
-  }
-  RankStages stages_of(const RunPlan& plan, int64_t pp_rank, bool skips, bool chained,
-                       bool all) const {
-    RankStages r{.stages = plan::stages_of_rank(plan.schedule_shape, pp_rank)};
-    std::vector<Key> contents;
-    for (const int64_t stage : r.stages) {
-      contents.push_back(contents_of(plan, stage));
-      r.key.insert(r.key.end(), contents.back().begin(), contents.back().end());
-    }
-    if (all) r.key.push_back(pp_rank);
-    for (size_t i = 0; i < contents.size(); ++i) {
-      Key key = skips ? contents[i] : r.key;
-      if (!skips) key.push_back(int64_t(i));
-      // The update has gathered the first parameters of a rank.
-      if (skips && plan.data_parallel.shards == plan::ShardLevel::parameters) key.push_back(i == 0);
-      if (skips && chained)
-        for (const size_t other : {i - 1, i + 1}) {
-          key.push_back(-2);
-          if (other < contents.size())
-            key.insert(key.end(), contents[other].begin(), contents[other].end());
-        }
-      r.stage_keys.push_back(std::move(key));
-    }
-    return r;
-  }
-
   struct RecordedPipeline {
     std::vector<PipelineRankSequences> ranks;  // of different keys
     std::vector<size_t> of_rank;               // [pp rank]: its place in `ranks`
@@ -301,37 +234,18 @@ class StepModel::Recording {
     else
       plan = with_micro_batches(plan, plan.layout.micro_batches);  // of one flush
     const schedule::Schedule lists = plan::executed_schedule(plan);
+    AlikeStages alike = alike_stages(plan, lists, all);
     RecordedPipeline& recorded = pipelines_.emplace_back();
     recorded.micro_batches = plan.layout.micro_batches;
-    recorded.of_stage.resize(size_t(plan.layout.stages));
-    const bool skips = !all && can_skip_stages(plan), chained = gathers_next_stage(plan, lists);
-    std::map<Key, size_t> known_ranks;    // places in recorded.ranks
-    std::map<Key, int64_t> known_stages;  // which stage stands for others
-    for (int64_t r = 0; r < plan.layout.pp; ++r) {
-      const RankStages rank = stages_of(plan, r, skips, chained, all);
-      const auto [at, added] = known_ranks.emplace(rank.key, recorded.ranks.size());
-      recorded.of_rank.push_back(at->second);
-      if (added) {
-        std::set<int64_t> needed, skipped;
-        for (size_t i = 0; i < rank.stages.size(); ++i)
-          if (known_stages.emplace(rank.stage_keys[i], rank.stages[i]).second)
-            needed.insert(rank.stages[i]);
-        for (size_t i = 0; i < rank.stages.size(); ++i) {
-          const bool gathers =
-              chained && i + 1 < rank.stages.size() && needed.contains(rank.stages[i + 1]);
-          if (!needed.contains(rank.stages[i]) && !gathers) skipped.insert(rank.stages[i]);
-        }
-        // A rank whose stages are all known sends messages, too.
-        if (skipped.size() == rank.stages.size()) skipped.erase(rank.stages[0]);
-        recorded.ranks.push_back(
-            sort_by_action(record_step(plan, rank_of_stage(plan, r), skipped).records,
-                           lists.ranks[size_t(r)], plan.layout.micro_batches, list_, links));
-        std::erase_if(recorded.ranks.back().stages,
-                      [&](const auto& of_stage) { return !needed.contains(of_stage.first); });
-      }
-      for (size_t i = 0; i < rank.stages.size(); ++i)
-        recorded.of_stage[size_t(rank.stages[i])] = known_stages.at(rank.stage_keys[i]);
+    for (const RankToRecord& rank : alike.ranks) {
+      recorded.ranks.push_back(sort_by_action(
+          record_step(plan, rank_of_stage(plan, rank.pp_rank), rank.skipped).records,
+          lists.ranks[size_t(rank.pp_rank)], plan.layout.micro_batches, list_, links));
+      std::erase_if(recorded.ranks.back().stages,
+                    [&](const auto& of_stage) { return !rank.stages.contains(of_stage.first); });
     }
+    recorded.of_rank = std::move(alike.of_rank);
+    recorded.of_stage = std::move(alike.of_stage);
   }
 
   ReplayTimes times_of(const LaunchSequence& s, const LaunchPrices& prices) const {
