@@ -12,6 +12,7 @@
 #include "predict/alike_stages.h"
 #include "predict/contention.h"
 #include "predict/group_links.h"
+#include "predict/message_delays.h"
 #include "predict/recorded_step.h"
 #include "predict/shorter_step.h"
 #include "predict/stage_sequences.h"
@@ -85,6 +86,10 @@ const ReplayTimes& of_action(const StageTimes& t, ActionKind kind) {
     case ActionKind::W: return t.W;
     default: return t.B;
   }
+}
+
+double computed(const ReplayTimes& t) {
+  return std::accumulate(t.compute.begin(), t.compute.end(), 0.0);
 }
 
 // What an action waits for inside of it.
@@ -414,14 +419,51 @@ class StepModel::Recording {
     p.costs = schedule_costs(p.times, costs);
     p.timeline = schedule::simulate(schedule_, p.costs);
     const auto slows = [&](StreamKind kind) { return prices.slowdown[size_t(kind)] > 0; };
-    if (slows(StreamKind::pp_send) || slows(StreamKind::pp_recv) || slows(StreamKind::dp_grad) ||
-        slows(StreamKind::dp_param)) {
-      // The first time the lists are played shows which computations run beside communication.
-      slow_down(p, prices);
-      p.costs = schedule_costs(p.times, costs);
-      p.timeline = schedule::simulate(schedule_, p.costs);
-    }
+    const bool slower = slows(StreamKind::pp_send) || slows(StreamKind::pp_recv) ||
+                        slows(StreamKind::dp_grad) || slows(StreamKind::dp_param);
+    const double more = prices.beside_compute[size_t(StreamKind::pp_send)];
+    if (!slower && more == 0) return p;
+    // The first time the lists are played shows which computations run beside communication.
+    std::vector<std::vector<double>> delays;
+    if (more > 0)
+      delays =
+          message_delays(schedule_, p.timeline, messages(costs), computing_shares(p.times), more);
+    if (slower) slow_down(p, prices);
+    p.costs = schedule_costs(p.times, costs);
+    p.costs.message_delays = std::move(delays);
+    p.timeline = schedule::simulate(schedule_, p.costs);
     return p;
+  }
+
+  std::map<std::pair<int64_t, int64_t>, MessageWork> messages(const LaunchCosts& costs) const {
+    std::map<std::pair<int64_t, int64_t>, MessageWork> all;
+    for (const auto& [hop, link] : hops_)
+      all[hop] = {.work_s = message_cost(hop, link, costs, true).work_s,
+                  .after_s = costs.together(plan_.layout).wake_s};
+    return all;
+  }
+
+  // Returns the share of each action in which it computes, by rank.
+  std::vector<std::vector<double>> computing_shares(const PipelineTimes& times) const {
+    const auto share = [](const ReplayTimes& t) {
+      return t.seconds > 0 ? computed(t) / t.seconds : 0;
+    };
+    std::vector<std::vector<double>> shares;
+    for (const schedule::ActionList& list : schedule_.ranks) {
+      std::vector<double>& of_rank = shares.emplace_back(list.size());
+      for (size_t i = 0; i < list.size(); ++i) {
+        const schedule::Action& a = list[i];
+        if (!is_compute(a.kind)) continue;
+        if (a.overlaps_next && i + 1 < list.size()) {
+          const schedule::Action& b = list[i + 1];
+          of_rank[i] = of_rank[i + 1] = share(times.of_pair({a.stage, b.stage, b.kind}));
+          ++i;
+        } else {
+          of_rank[i] = share(of_action(times.stages[size_t(a.stage)], a.kind));
+        }
+      }
+    }
+    return shares;
   }
 
   // Communication of a rank that is not part of its computations: messages, gathers of stages, and
@@ -477,8 +519,7 @@ class StepModel::Recording {
         if (t.seconds <= 0) return 0.0;
         for (; next != all.end() && next->begin < begin + 2 * (end - begin); ++next)
           contention.runs(next->kind, next->begin, next->end);
-        const double computed = std::accumulate(t.compute.begin(), t.compute.end(), 0.0);
-        return (contention.end_of(begin, end - begin) - end) * computed / t.seconds;
+        return (contention.end_of(begin, end - begin) - end) * computed(t) / t.seconds;
       };
       for (size_t i = 0; i < list.size(); ++i) {
         const schedule::Action& a = list[i];
