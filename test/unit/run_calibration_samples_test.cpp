@@ -99,6 +99,31 @@ TEST_CASE("communication that is always beside computations does not show what t
         Approx(1.3e-3).epsilon(0.15));
 }
 
+TEST_CASE("messages of two sizes show what computations beside them cost if each size has both") {
+  const StepLinkKey message{StreamKind::pp_send, "exchange", DType::f32, 2};
+  const auto measured = [&](bool both) {
+    MeasuredSteps samples = alone();
+    for (const double bytes : {1e4, 2e4})
+      for (const double beside : {0.0, 0.8}) {
+        if (!both && bytes == 1e4 && beside > 0) continue;
+        StepTogether step{.parallelism = "pp"};
+        // Three times as long as alone.
+        const double seconds = 3 * (1e-5 + bytes / 1e9) * (1 + 2 * beside);
+        step.links[message][bytes] = {.seconds = seconds, .beside = beside * seconds, .count = 1};
+        samples.together.push_back(step);
+      }
+    return figures(samples);
+  };
+  const plan::Calibration c = measured(true);
+  CHECK(c.besides.at("pp_send") == Approx(2));
+  const plan::LinkTimes* line = c.find_link("pp_send", "exchange", DType::f32, 2);
+  REQUIRE(line);
+  CHECK(line->alpha_s == Approx(3e-5));
+  CHECK(line->bytes_per_s == Approx(1e9 / 3));
+  CHECK(line->spread < 1e-9);
+  CHECK(measured(false).besides.empty());
+}
+
 TEST_CASE("communication in steps is a line over the bytes, without computations beside it") {
   MeasuredSteps samples = alone();
   const StepLinkKey gather{StreamKind::dp_param, "all_gather", DType::f32, 2},
