@@ -102,6 +102,10 @@ bool wide(const std::vector<LinkPoint>& points) {  // in the order of their byte
   return points.back().bytes >= kWideRange * points.front().bytes;
 }
 
+// The time without computing beside, as a share of the measured one. What was beside has taken
+// 1 + `more` times as long as alone, as predictions assume it (LaunchCosts::beside_compute()).
+double share_alone(const LinkPoint& p, double more) { return 1 - p.beside * more / (1 + more); }
+
 // Returns the times without computing beside, which makes them 1 + `more` times as long. Sizes that
 // are alike say only how many times longer than alone they take: the line of `measured` counts,
 // and without one nothing is returned.
@@ -112,14 +116,14 @@ std::optional<plan::LinkTimes> link_without(const StepLinkKey& key,
   if (wide(points)) {
     std::vector<plan::LinkSample> samples;
     for (const LinkPoint& p : points)
-      samples.push_back({p.bytes, p.seconds / (1 + more * p.beside), p.weight});
+      samples.push_back({p.bytes, p.seconds * share_alone(p, more), p.weight});
     link = plan::fit_link(key.kind, key.dtype, key.ranks, samples);
   } else {
     const plan::LinkTimes* alone = measured.find_link(key.kind, key.dtype, key.ranks);
     if (!alone || alone->ranks != key.ranks) return {};
     double in_step = 0, by_itself = 0;
     for (const LinkPoint& p : points)
-      in_step += p.seconds / (1 + more * p.beside), by_itself += alone->seconds(p.bytes);
+      in_step += p.seconds * share_alone(p, more), by_itself += alone->seconds(p.bytes);
     link = *alone;
     link.dtype = key.dtype;
     link.alpha_s *= in_step / by_itself;
@@ -127,7 +131,7 @@ std::optional<plan::LinkTimes> link_without(const StepLinkKey& key,
     link.spread = 0;
     for (const LinkPoint& p : points)
       link.spread = std::max(
-          link.spread, std::abs(link.seconds(p.bytes) * (1 + more * p.beside) / p.seconds - 1));
+          link.spread, std::abs(link.seconds(p.bytes) / (p.seconds * share_alone(p, more)) - 1));
   }
   link.stream = name_of(key.stream);
   return link;
@@ -137,7 +141,7 @@ double squared_errors(const plan::LinkTimes& link, const std::vector<LinkPoint>&
                       double more) {
   double sum = 0;
   for (const LinkPoint& p : points) {
-    const double e = link.seconds(p.bytes) * (1 + more * p.beside) / p.seconds - 1;
+    const double e = link.seconds(p.bytes) / (p.seconds * share_alone(p, more)) - 1;
     sum += p.weight * e * e;
   }
   return sum;
