@@ -30,9 +30,12 @@ struct LaunchCost {
   // For how long the launch keeps the one link of its rank busy, which carries the data of all
   // streams one after the other. 0: its stream has a link to itself.
   double link_s = 0;
-  // A communication's own work, and how much longer it may take before the launch does, since the
-  // link carries data meanwhile.
-  double work_s = 0, hidden_s = 0;
+  // A communication's own work, which computations beside it make longer. 0: other launches.
+  double work_s = 0;
+  // How long an emulated link needs for the data, once it begins to carry them; meanwhile the rank
+  // sleeps. 0: none. Collectives work at the same time, and `works_after` messages work then.
+  double carried_s = 0;
+  bool works_after = false;
 };
 
 // What ranks that work together cost each other.
@@ -60,7 +63,8 @@ class LaunchCosts {
   // How long a rank that waits for such a stream waits for later ranks, as a share of its
   // computing.
   virtual double idle_share(device::StreamKind) const { return 0; }
-  // By how much the work of such a communication takes longer beside computations (1: twice).
+  // By how much the work of such a communication takes longer beside computations of its rank
+  // (1: twice).
   virtual double beside_compute(device::StreamKind) const { return 0; }
   // By how much a computation slows down while a communication of this kind runs (0.1: by 10 %).
   virtual double slowdown(device::StreamKind kind) const = 0;

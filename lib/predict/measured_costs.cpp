@@ -263,16 +263,15 @@ LaunchCost MeasuredCosts::communication(const LaunchWork& w, const plan::GroupLi
     cost = {.seconds = sheet_.cost(w, &link).seconds, .known = false};
   cost.work_s = cost.seconds;
   if (!uses_link(w.stream.kind)) return cost;
-  // The link carries data while the ranks sleep, so it does not take longer in a step.
-  const double emulated = link_.latency_s + w.wire_bytes * link_.seconds_per_byte;
-  if (w.name != "receive") cost.link_s = w.wire_bytes * link_.seconds_per_byte;
-  // A collective ends when the link has carried its data, unless it takes longer by itself. A
-  // message leaves its sender only then.
-  const bool message = w.name == "send" || w.name == "exchange";
-  cost.seconds = message               ? cost.seconds + emulated
-                 : w.name == "receive" ? cost.seconds
-                                       : std::max(cost.seconds, emulated);
-  if (!message) cost.hidden_s = cost.seconds - cost.work_s;
+  if (w.name == "receive") return cost;  // its sender has used the link
+  // The link carries data while the ranks sleep, so it does not take longer in a step. A collective
+  // ends when the link has carried its data, unless it takes longer by itself. A message leaves its
+  // sender only then.
+  cost.link_s = w.wire_bytes * link_.seconds_per_byte;
+  cost.carried_s = link_.latency_s + cost.link_s;
+  cost.works_after = w.name == "send" || w.name == "exchange";
+  cost.seconds =
+      cost.works_after ? cost.carried_s + cost.work_s : std::max(cost.carried_s, cost.work_s);
   return cost;
 }
 

@@ -65,7 +65,8 @@ LaunchPrices LaunchList::price(const LaunchCosts& costs, const TogetherCosts& to
     prices.known.push_back(cost.known ? 1 : 0);
     prices.link.push_back(cost.link_s);
     prices.work.push_back(cost.work_s);
-    prices.hidden.push_back(cost.hidden_s);
+    prices.carried.push_back(cost.carried_s);
+    prices.works_after.push_back(cost.works_after ? 1 : 0);
   }
   for (size_t kind = 0; kind < kStreamKinds; ++kind)
     if (communicates(device::StreamKind(kind))) {
@@ -217,8 +218,26 @@ void add_wait(double begin, const ReplayedItem& item, const ReplayedStream& wait
   for (const Interval& i : left) times.gaps += i.end - i.begin;
 }
 
-// Replays with these seconds of each item, instead of the launches' prices if it is not empty.
-ReplayTimes replay_with(const std::vector<double>& seconds_of, const LaunchSequence& sequence,
+// A communication without its link: all that it takes, or what it works before or after the link
+// has carried its data.
+double own_seconds(const LaunchPrices& prices, uint32_t launch) {
+  if (prices.carried[launch] == 0) return prices.seconds[launch];
+  return prices.works_after[launch] ? prices.seconds[launch] - prices.carried[launch]
+                                    : prices.work[launch];
+}
+
+// Returns when a communication ends that begins at `begin` and works `longer` than its price.
+double communicated(const LaunchPrices& prices, uint32_t launch, double begin, double longer,
+                    RankLink& link) {
+  const double own = own_seconds(prices, launch) + longer;
+  if (prices.carried[launch] == 0) return begin + own;
+  const double sends = prices.link[launch],
+               carried = prices.carried[launch] + (sends > 0 ? link.leave(begin, sends) : begin);
+  return prices.works_after[launch] ? carried + own : std::max(carried, begin + own);
+}
+
+// Replays with communications that work so much longer, by item. Empty: as long as their prices.
+ReplayTimes replay_with(const std::vector<double>& longer, const LaunchSequence& sequence,
                         const LaunchList& list, const LaunchPrices& prices, ReplayEnd until,
                         std::vector<ReplaySpan>* spans) {
   std::vector<ReplayedStream> streams;
@@ -250,7 +269,6 @@ ReplayTimes replay_with(const std::vector<double>& seconds_of, const LaunchSeque
       s.ready = std::max(s.ready, over.ready);
     } else {
       host += prices.host;
-      const double seconds = seconds_of.empty() ? prices.seconds[item.launch] : seconds_of[number];
       began = std::max(s.free + prices.gap, host);
       const double share = prices.idle_share[size_t(s.kind)];
       if (const double others = s.ready + late_ranks.seconds(s.computed, share);
@@ -258,17 +276,16 @@ ReplayTimes replay_with(const std::vector<double>& seconds_of, const LaunchSeque
         s.lates.push_back({began, others});
         began = others;
       }
-      double end = began + seconds;
-      if (const double sends = prices.link[item.launch]; sends > 0)
-        end = link.leave(began, sends) + seconds;
+      double end = 0;
       if (computes) {
-        end = contention.end_of(began, seconds);
+        end = contention.end_of(began, prices.seconds[item.launch]);
         times.gaps += began - s.free;
         times.compute[size_t(list.class_of(item.launch))] += end - began;
         s.computed += end - began;
       } else {
+        end = communicated(prices, item.launch, began, longer.empty() ? 0 : longer[number], link);
         contention.runs(s.kind, began, end);
-        if (communicates(s.kind) && seconds > 0) s.runs.push_back({began, end});
+        if (communicates(s.kind) && end > began) s.runs.push_back({began, end});
       }
       times.busy[size_t(s.kind)] += end - began;
       if (!prices.known[item.launch]) times.unknown += end - began;
@@ -290,10 +307,18 @@ ReplayTimes replay_with(const std::vector<double>& seconds_of, const LaunchSeque
   return times;
 }
 
-// Returns the seconds of each item, of which communication takes longer for the part that lies
-// beside computations by `spans`.
-std::vector<double> seconds_beside(const LaunchSequence& sequence, const LaunchPrices& prices,
-                                   const std::vector<ReplaySpan>& spans) {
+// The time in which a communication works that runs then; in the rest it waits for its link.
+Interval works(const LaunchPrices& prices, uint32_t launch, const ReplaySpan& span) {
+  const double own = own_seconds(prices, launch);
+  if (prices.carried[launch] > 0 && !prices.works_after[launch])
+    return {span.begin, span.begin + own};
+  return {span.end - own, span.end};
+}
+
+// Returns for each item by how much its work takes longer, because computations are beside it by
+// `spans`.
+std::vector<double> longer_beside(const LaunchSequence& sequence, const LaunchPrices& prices,
+                                  const std::vector<ReplaySpan>& spans) {
   const auto kind_of = [&](const LaunchSequence::Item& item) {
     return sequence.streams()[item.stream].kind;
   };
@@ -302,20 +327,18 @@ std::vector<double> seconds_beside(const LaunchSequence& sequence, const LaunchP
     if (const LaunchSequence::Item& item = sequence.items()[i];
         item.waits_for < 0 && kind_of(item) == device::StreamKind::compute)
       computed.push_back({spans[i].begin, spans[i].end});
-  std::vector<double> seconds(spans.size());
+  std::vector<double> longer(spans.size());
   for (size_t i = 0; i < spans.size(); ++i) {
     const LaunchSequence::Item& item = sequence.items()[i];
     if (item.waits_for >= 0) continue;
-    seconds[i] = prices.seconds[item.launch];
     const double work = prices.work[item.launch],
-                 more = prices.beside_compute[size_t(kind_of(item))],
-                 taken = spans[i].end - spans[i].begin;
-    if (work <= 0 || more <= 0 || taken <= 0) continue;
-    std::vector<Interval> left{{spans[i].begin, spans[i].end}};
-    const double share = remove(computed, left) / taken;
-    seconds[i] += std::max(0.0, work * more * share - prices.hidden[item.launch]);
+                 more = prices.beside_compute[size_t(kind_of(item))];
+    if (work <= 0 || more <= 0) continue;
+    const Interval at = works(prices, item.launch, spans[i]);
+    std::vector<Interval> left{at};
+    longer[i] = work * more * remove(computed, left) / (at.end - at.begin);
   }
-  return seconds;
+  return longer;
 }
 
 }  // namespace
@@ -326,7 +349,7 @@ ReplayTimes replay(const LaunchSequence& sequence, const LaunchList& list,
     return replay_with({}, sequence, list, prices, until, spans);
   std::vector<ReplaySpan> first;
   replay_with({}, sequence, list, prices, until, &first);
-  return replay_with(seconds_beside(sequence, prices, first), sequence, list, prices, until, spans);
+  return replay_with(longer_beside(sequence, prices, first), sequence, list, prices, until, spans);
 }
 
 }  // namespace mtrain::predict

@@ -20,12 +20,12 @@ using ByStreamKind = std::array<double, kStreamKinds>;
 
 // The costs of all launches of a LaunchList.
 struct LaunchPrices {
-  std::vector<double> seconds;       // by number
-  std::vector<char> known;           // as LaunchCost
-  std::vector<double> link;          // seconds on the rank's link, as LaunchCost
-  std::vector<double> work, hidden;  // seconds, as LaunchCost
-  double gap = 0, host = 0;          // seconds
-  double wake = 0;                   // seconds
+  std::vector<double> seconds;                              // by number
+  std::vector<char> known;                                  // as LaunchCost
+  std::vector<double> link, work, carried;                  // seconds, as LaunchCost
+  std::vector<char> works_after;                            // as LaunchCost
+  double gap = 0, host = 0;                                 // seconds
+  double wake = 0;                                          // seconds
   ByStreamKind slowdown{}, idle_share{}, beside_compute{};  // as LaunchCosts
 };
 

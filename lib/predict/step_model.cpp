@@ -9,8 +9,10 @@
 
 #include "base/error.h"
 #include "plan/executed_schedule.h"
+#include "predict/alike_stages.h"
 #include "predict/contention.h"
 #include "predict/group_links.h"
+#include "predict/message_delays.h"
 #include "predict/recorded_step.h"
 #include "predict/shorter_step.h"
 #include "predict/stage_sequences.h"
@@ -84,6 +86,10 @@ const ReplayTimes& of_action(const StageTimes& t, ActionKind kind) {
     case ActionKind::W: return t.W;
     default: return t.B;
   }
+}
+
+double computed(const ReplayTimes& t) {
+  return std::accumulate(t.compute.begin(), t.compute.end(), 0.0);
 }
 
 // What an action waits for inside of it.
@@ -214,74 +220,6 @@ class StepModel::Recording {
     return p;
   }
 
-  using Key = std::vector<int64_t>;
-
-  // What a stage has, as far as its actions depend on it.
-  static Key contents_of(const RunPlan& plan, int64_t stage) {
-    const schedule::Schedule& s = plan.schedule;
-    const auto here = [&](int64_t other) {
-      return other >= 0 && other < s.stages && s.rank_of(other) == s.rank_of(stage);
-    };
-    const std::vector<int64_t>& layers = plan.layout.layers_of_stage;
-    const int64_t first = std::accumulate(layers.begin(), layers.begin() + stage, int64_t{0});
-    Key key{-1,
-            stage == 0,
-            stage + 1 == s.stages,
-            stage == plan.layout.prediction_stage(),
-            here(stage - 1),
-            here(stage + 1)};
-    for (int64_t i = first; i < first + layers[size_t(stage)]; ++i) {
-      // The first layer of its kind.
-      int64_t kind = 0;
-      while (plan.model.layer(kind) != plan.model.layer(i)) ++kind;
-      key.insert(key.end(), {kind, plan.fp8.has(i)});
-    }
-    return key;
-  }
-
-  // The stages of a pipeline rank. Ranks that enqueue the same, as far as a recording knows, have
-  // equal keys; so have stages, of the same rank or of others.
-  struct RankStages {
-    std::vector<int64_t> stages;
-    Key key;
-    std::vector<Key> stage_keys;
-  };
-  // Whether the first micro-batch of a stage gathers the parameters of the rank's next one.
-  static bool gathers_next_stage(const RunPlan& plan, const schedule::Schedule& lists) {
-    switch (plan.data_parallel.shards) {
-      case plan::ShardLevel::nothing: return false;
-      case plan::ShardLevel::parameters:
-        return !std::ranges::any_of(lists.ranks[0], [](const schedule::Action& a) {
-          return a.kind == ActionKind::unshard;
-        });
-      default: return true;
-    }
-  }
-  RankStages stages_of(const RunPlan& plan, int64_t pp_rank, bool skips, bool chained,
-                       bool all) const {
-    RankStages r{.stages = plan::stages_of_rank(plan.schedule_shape, pp_rank)};
-    std::vector<Key> contents;
-    for (const int64_t stage : r.stages) {
-      contents.push_back(contents_of(plan, stage));
-      r.key.insert(r.key.end(), contents.back().begin(), contents.back().end());
-    }
-    if (all) r.key.push_back(pp_rank);
-    for (size_t i = 0; i < contents.size(); ++i) {
-      Key key = skips ? contents[i] : r.key;
-      if (!skips) key.push_back(int64_t(i));
-      // The update has gathered the first parameters of a rank.
-      if (skips && plan.data_parallel.shards == plan::ShardLevel::parameters) key.push_back(i == 0);
-      if (skips && chained)
-        for (const size_t other : {i - 1, i + 1}) {
-          key.push_back(-2);
-          if (other < contents.size())
-            key.insert(key.end(), contents[other].begin(), contents[other].end());
-        }
-      r.stage_keys.push_back(std::move(key));
-    }
-    return r;
-  }
-
   struct RecordedPipeline {
     std::vector<PipelineRankSequences> ranks;  // of different keys
     std::vector<size_t> of_rank;               // [pp rank]: its place in `ranks`
@@ -301,37 +239,18 @@ class StepModel::Recording {
     else
       plan = with_micro_batches(plan, plan.layout.micro_batches);  // of one flush
     const schedule::Schedule lists = plan::executed_schedule(plan);
+    AlikeStages alike = alike_stages(plan, lists, all);
     RecordedPipeline& recorded = pipelines_.emplace_back();
     recorded.micro_batches = plan.layout.micro_batches;
-    recorded.of_stage.resize(size_t(plan.layout.stages));
-    const bool skips = !all && can_skip_stages(plan), chained = gathers_next_stage(plan, lists);
-    std::map<Key, size_t> known_ranks;    // places in recorded.ranks
-    std::map<Key, int64_t> known_stages;  // which stage stands for others
-    for (int64_t r = 0; r < plan.layout.pp; ++r) {
-      const RankStages rank = stages_of(plan, r, skips, chained, all);
-      const auto [at, added] = known_ranks.emplace(rank.key, recorded.ranks.size());
-      recorded.of_rank.push_back(at->second);
-      if (added) {
-        std::set<int64_t> needed, skipped;
-        for (size_t i = 0; i < rank.stages.size(); ++i)
-          if (known_stages.emplace(rank.stage_keys[i], rank.stages[i]).second)
-            needed.insert(rank.stages[i]);
-        for (size_t i = 0; i < rank.stages.size(); ++i) {
-          const bool gathers =
-              chained && i + 1 < rank.stages.size() && needed.contains(rank.stages[i + 1]);
-          if (!needed.contains(rank.stages[i]) && !gathers) skipped.insert(rank.stages[i]);
-        }
-        // A rank whose stages are all known sends messages, too.
-        if (skipped.size() == rank.stages.size()) skipped.erase(rank.stages[0]);
-        recorded.ranks.push_back(
-            sort_by_action(record_step(plan, rank_of_stage(plan, r), skipped).records,
-                           lists.ranks[size_t(r)], plan.layout.micro_batches, list_, links));
-        std::erase_if(recorded.ranks.back().stages,
-                      [&](const auto& of_stage) { return !needed.contains(of_stage.first); });
-      }
-      for (size_t i = 0; i < rank.stages.size(); ++i)
-        recorded.of_stage[size_t(rank.stages[i])] = known_stages.at(rank.stage_keys[i]);
+    for (const RankToRecord& rank : alike.ranks) {
+      recorded.ranks.push_back(sort_by_action(
+          record_step(plan, rank_of_stage(plan, rank.pp_rank), rank.skipped).records,
+          lists.ranks[size_t(rank.pp_rank)], plan.layout.micro_batches, list_, links));
+      std::erase_if(recorded.ranks.back().stages,
+                    [&](const auto& of_stage) { return !rank.stages.contains(of_stage.first); });
     }
+    recorded.of_rank = std::move(alike.of_rank);
+    recorded.of_stage = std::move(alike.of_stage);
   }
 
   ReplayTimes times_of(const LaunchSequence& s, const LaunchPrices& prices) const {
@@ -500,14 +419,51 @@ class StepModel::Recording {
     p.costs = schedule_costs(p.times, costs);
     p.timeline = schedule::simulate(schedule_, p.costs);
     const auto slows = [&](StreamKind kind) { return prices.slowdown[size_t(kind)] > 0; };
-    if (slows(StreamKind::pp_send) || slows(StreamKind::pp_recv) || slows(StreamKind::dp_grad) ||
-        slows(StreamKind::dp_param)) {
-      // The first time the lists are played shows which computations run beside communication.
-      slow_down(p, prices);
-      p.costs = schedule_costs(p.times, costs);
-      p.timeline = schedule::simulate(schedule_, p.costs);
-    }
+    const bool slower = slows(StreamKind::pp_send) || slows(StreamKind::pp_recv) ||
+                        slows(StreamKind::dp_grad) || slows(StreamKind::dp_param);
+    const double more = prices.beside_compute[size_t(StreamKind::pp_send)];
+    if (!slower && more == 0) return p;
+    // The first time the lists are played shows which computations run beside communication.
+    std::vector<std::vector<double>> delays;
+    if (more > 0)
+      delays =
+          message_delays(schedule_, p.timeline, messages(costs), computing_shares(p.times), more);
+    if (slower) slow_down(p, prices);
+    p.costs = schedule_costs(p.times, costs);
+    p.costs.message_delays = std::move(delays);
+    p.timeline = schedule::simulate(schedule_, p.costs);
     return p;
+  }
+
+  std::map<std::pair<int64_t, int64_t>, MessageWork> messages(const LaunchCosts& costs) const {
+    std::map<std::pair<int64_t, int64_t>, MessageWork> all;
+    for (const auto& [hop, link] : hops_)
+      all[hop] = {.work_s = message_cost(hop, link, costs, true).work_s,
+                  .after_s = costs.together(plan_.layout).wake_s};
+    return all;
+  }
+
+  // Returns the share of each action in which it computes, by rank.
+  std::vector<std::vector<double>> computing_shares(const PipelineTimes& times) const {
+    const auto share = [](const ReplayTimes& t) {
+      return t.seconds > 0 ? computed(t) / t.seconds : 0;
+    };
+    std::vector<std::vector<double>> shares;
+    for (const schedule::ActionList& list : schedule_.ranks) {
+      std::vector<double>& of_rank = shares.emplace_back(list.size());
+      for (size_t i = 0; i < list.size(); ++i) {
+        const schedule::Action& a = list[i];
+        if (!is_compute(a.kind)) continue;
+        if (a.overlaps_next && i + 1 < list.size()) {
+          const schedule::Action& b = list[i + 1];
+          of_rank[i] = of_rank[i + 1] = share(times.of_pair({a.stage, b.stage, b.kind}));
+          ++i;
+        } else {
+          of_rank[i] = share(of_action(times.stages[size_t(a.stage)], a.kind));
+        }
+      }
+    }
+    return shares;
   }
 
   // Communication of a rank that is not part of its computations: messages, gathers of stages, and
@@ -563,8 +519,7 @@ class StepModel::Recording {
         if (t.seconds <= 0) return 0.0;
         for (; next != all.end() && next->begin < begin + 2 * (end - begin); ++next)
           contention.runs(next->kind, next->begin, next->end);
-        const double computed = std::accumulate(t.compute.begin(), t.compute.end(), 0.0);
-        return (contention.end_of(begin, end - begin) - end) * computed / t.seconds;
+        return (contention.end_of(begin, end - begin) - end) * computed(t) / t.seconds;
       };
       for (size_t i = 0; i < list.size(); ++i) {
         const schedule::Action& a = list[i];

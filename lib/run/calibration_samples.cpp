@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "base/median.h"
 
@@ -97,13 +98,41 @@ std::map<StepLinkKey, std::vector<LinkPoint>> link_points(const MeasuredSteps& s
   return points;
 }
 
-// Returns the times without computing beside, which makes them 1 + `more` times as long.
-plan::LinkTimes link_without(const StepLinkKey& key, const std::vector<LinkPoint>& points,
-                             double more) {
-  std::vector<plan::LinkSample> alone;
-  for (const LinkPoint& p : points)
-    alone.push_back({p.bytes, p.seconds / (1 + more * p.beside), p.weight});
-  plan::LinkTimes link = plan::fit_link(key.kind, key.dtype, key.ranks, alone);
+bool wide(const std::vector<LinkPoint>& points) {  // in the order of their bytes
+  return points.back().bytes >= kWideRange * points.front().bytes;
+}
+
+// The time without computing beside, as a share of the measured one. What was beside has taken
+// 1 + `more` times as long as alone, as predictions assume it (LaunchCosts::beside_compute()).
+double share_alone(const LinkPoint& p, double more) { return 1 - p.beside * more / (1 + more); }
+
+// Returns the times without computing beside, which makes them 1 + `more` times as long. Sizes that
+// are alike say only how many times longer than alone they take: the line of `measured` counts,
+// and without one nothing is returned.
+std::optional<plan::LinkTimes> link_without(const StepLinkKey& key,
+                                            const std::vector<LinkPoint>& points, double more,
+                                            const plan::Calibration& measured) {
+  plan::LinkTimes link;
+  if (wide(points)) {
+    std::vector<plan::LinkSample> samples;
+    for (const LinkPoint& p : points)
+      samples.push_back({p.bytes, p.seconds * share_alone(p, more), p.weight});
+    link = plan::fit_link(key.kind, key.dtype, key.ranks, samples);
+  } else {
+    const plan::LinkTimes* alone = measured.find_link(key.kind, key.dtype, key.ranks);
+    if (!alone || alone->ranks != key.ranks) return {};
+    double in_step = 0, by_itself = 0;
+    for (const LinkPoint& p : points)
+      in_step += p.seconds * share_alone(p, more), by_itself += alone->seconds(p.bytes);
+    link = *alone;
+    link.dtype = key.dtype;
+    link.alpha_s *= in_step / by_itself;
+    link.bytes_per_s *= by_itself / in_step;
+    link.spread = 0;
+    for (const LinkPoint& p : points)
+      link.spread = std::max(
+          link.spread, std::abs(link.seconds(p.bytes) / (p.seconds * share_alone(p, more)) - 1));
+  }
   link.stream = name_of(key.stream);
   return link;
 }
@@ -112,35 +141,37 @@ double squared_errors(const plan::LinkTimes& link, const std::vector<LinkPoint>&
                       double more) {
   double sum = 0;
   for (const LinkPoint& p : points) {
-    const double e = link.seconds(p.bytes) * (1 + more * p.beside) / p.seconds - 1;
+    const double e = link.seconds(p.bytes) / (p.seconds * share_alone(p, more)) - 1;
     sum += p.weight * e * e;
   }
   return sum;
 }
 
-bool wide(const std::vector<LinkPoint>& points) {  // in the order of their bytes
-  return points.back().bytes >= kWideRange * points.front().bytes;
-}
-
-// Whether the times show what computations beside them cost: some have many, and others few.
+// Whether the times show what computations beside them cost: some have many, and others few. Sizes
+// that are alike show it only if each has both, since nothing else tells their line.
 bool shows_beside(const std::vector<LinkPoint>& points) {
   const auto beside = [](const LinkPoint& p) { return p.beside > 0.5; };
-  return wide(points) && points.size() > 2 && std::ranges::any_of(points, beside) &&
-         !std::ranges::all_of(points, beside);
+  const auto has_both = [&](const LinkPoint& p) {
+    return std::ranges::any_of(points, [&](const LinkPoint& other) {
+      return other.bytes == p.bytes && beside(other) != beside(p);
+    });
+  };
+  if (points.size() < 3 || (!wide(points) && !std::ranges::all_of(points, has_both))) return false;
+  return std::ranges::any_of(points, beside) && !std::ranges::all_of(points, beside);
 }
 
 // By how much longer the communication of each kind of stream takes beside computations.
-std::map<StreamKind, double> longer_beside(
-    const std::map<StepLinkKey, std::vector<LinkPoint>>& all) {
+std::map<StreamKind, double> longer_beside(const std::map<StepLinkKey, std::vector<LinkPoint>>& all,
+                                           const plan::Calibration& measured) {
   constexpr double kStep = 0.25, kMost = 8;
   constexpr double kBetter = 0.9;  // a smaller gain may be chance
   std::map<StreamKind, double> best, least;
   for (double more = 0; more <= kMost; more += kStep) {
     std::map<StreamKind, double> errors;
     for (const auto& [key, points] : all)
-      // The messages of a pipeline are simulated without what is beside them.
-      if (shows_beside(points) && key.stream != StreamKind::pp_send)
-        errors[key.stream] += squared_errors(link_without(key, points, more), points, more);
+      if (shows_beside(points))
+        if (const auto link = link_without(key, points, more, measured))
+          errors[key.stream] += squared_errors(*link, points, more);
     for (const auto& [stream, error] : errors)
       if (more == 0)
         best[stream] = 0, least[stream] = kBetter * error;
@@ -152,30 +183,12 @@ std::map<StreamKind, double> longer_beside(
 
 void add_links(const MeasuredSteps& samples, plan::Calibration& out) {
   const std::map<StepLinkKey, std::vector<LinkPoint>> all = link_points(samples);
-  const std::map<StreamKind, double> beside = longer_beside(all);
+  const std::map<StreamKind, double> beside = longer_beside(all, out);
   std::vector<plan::LinkTimes> links;
   for (const auto& [key, points] : all) {
     const auto found = beside.find(key.stream);
     const double more = found == beside.end() ? 0 : found->second;
-    if (wide(points)) {
-      links.push_back(link_without(key, points, more));
-      continue;
-    }
-    // Sizes that are alike say how much longer than alone it takes, on average.
-    const plan::LinkTimes* alone = out.find_link(key.kind, key.dtype, key.ranks);
-    if (!alone || alone->ranks != key.ranks) continue;
-    double in_step = 0, by_itself = 0;
-    for (const LinkPoint& p : points)
-      in_step += p.seconds / (1 + more * p.beside), by_itself += alone->seconds(p.bytes);
-    plan::LinkTimes link = *alone;
-    link.stream = name_of(key.stream);
-    link.dtype = key.dtype;
-    link.alpha_s *= in_step / by_itself;
-    link.bytes_per_s *= by_itself / in_step;
-    link.spread = 0;
-    for (const LinkPoint& p : points)
-      link.spread = std::max(link.spread, std::abs(link.seconds(p.bytes) / p.seconds - 1));
-    links.push_back(std::move(link));
+    if (auto link = link_without(key, points, more, out)) links.push_back(std::move(*link));
   }
   for (const auto& [stream, more] : beside)
     if (more > 0) out.besides[name_of(stream)] = more;

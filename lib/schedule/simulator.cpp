@@ -142,6 +142,12 @@ class Player {
             .link = costs_.one_link ? -1 : peer};
   }
 
+  // By how much the message of the rank's next action arrives later than others.
+  double message_delay(int64_t rank) const {
+    const auto& delays = costs_.message_delays;
+    return delays.empty() ? 0 : delays[size_t(rank)][next_[size_t(rank)]];
+  }
+
   // Returns the end of the send, and wakes the rank that waits for it.
   double send(int64_t rank, const Action& a) {
     const bool back = a.kind == ActionKind::send_b;
@@ -153,7 +159,7 @@ class Player {
         costs_.overlap_p2p ? done_[back][at(a.stage, a.micro_batch)] : computed_[size_t(rank)];
     const double begin = std::max({ready, link_free, channel_free});
     link_free = begin + message.transfer;
-    const double arrival = channel_free = link_free + message.latency;
+    const double arrival = channel_free = link_free + message.latency + message_delay(rank);
     const size_t place = at(a.stage + (back ? -1 : 1), a.micro_batch);
     sent_[back][place] = ready;
     arrival_[back][place] = arrival;
@@ -401,6 +407,12 @@ Timeline play(const Schedule& s, const ScheduleCosts& costs, std::vector<StuckRa
   MT_CHECK(costs.estimates.empty() || costs.estimates.size() == costs.parts.size(),
            "parts of {} stages, ordered by those of {}", costs.parts.size(),
            costs.estimates.size());
+  MT_CHECK(costs.message_delays.empty() || costs.message_delays.size() == s.ranks.size(),
+           "delays of {} ranks for a schedule of {}", costs.message_delays.size(), s.ranks.size());
+  for (size_t r = 0; r < costs.message_delays.size(); ++r)
+    MT_CHECK(costs.message_delays[r].size() == s.ranks[r].size(),
+             "delays of {} actions for a list of {}", costs.message_delays[r].size(),
+             s.ranks[r].size());
   return Player(s, costs).play(stuck);
 }
 

@@ -258,11 +258,19 @@ TEST_CASE("what was measured in steps counts before what was measured alone") {
   layout.tp = 2;
   CHECK(alone.together(layout).longer == 0.25);
   CHECK(alone.together(layout).wake_s == 1e-4);
-  // A link that is slower than the work hides what computations beside it cost; a message does not.
+  // Collectives work while the link carries their data, and messages when it has done so.
   const MeasuredCosts slow(c, cluster(), cpu,
                            {.latency_s = 0, .seconds_per_byte = 1e-8, .streams = {}});
-  CHECK(slow.cost(sent("all_reduce", StreamKind::dp_grad, 1e6), &two).hidden_s == Approx(9e-3));
-  CHECK(slow.cost(sent("send", StreamKind::pp_send, 1e6), &two).hidden_s == 0);
+  const LaunchCost collective = slow.cost(sent("all_reduce", StreamKind::dp_grad, 1e6), &two),
+                   message = slow.cost(sent("send", StreamKind::pp_send, 1e6), &two);
+  CHECK(collective.carried_s == Approx(1e-2));
+  CHECK(collective.work_s == Approx(1e-3));
+  CHECK_FALSE(collective.works_after);
+  CHECK(message.carried_s == Approx(1e-2));
+  CHECK(message.work_s == Approx(message.seconds - 1e-2));
+  CHECK(message.works_after);
+  // The sender has used the link.
+  CHECK(slow.cost(sent("receive", StreamKind::pp_recv, 0), &two).carried_s == 0);
 }
 
 TEST_CASE("an emulated link ends collectives later, and delays messages") {

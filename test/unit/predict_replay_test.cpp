@@ -1,4 +1,6 @@
 // Replays sequences that are written by hand, whose times a reader can add up.
+#include <algorithm>
+
 #include <catch2/catch.hpp>
 
 #include "predict/replay.h"
@@ -17,11 +19,17 @@ class NamedCosts : public LaunchCosts {
  public:
   double gap = 0, host = 0, slow = 0, idle = 0, beside = 0;
   TogetherCosts of_ranks{};
-  bool one_link = false;  // of all streams
+  // Seconds for which the one link of the rank carries the data of a communication. 0: no link.
+  double link = 0;
+  bool works_after = false;  // communication works when the link has carried its data
   LaunchCost cost(const LaunchWork& launch, const plan::GroupLink*) const override {
-    return {.seconds = launch.flops > 0 ? launch.flops : launch.read + launch.wire_bytes,
-            .link_s = one_link ? launch.wire_bytes : 0,
-            .work_s = launch.wire_bytes};
+    const double work = launch.wire_bytes;
+    if (work == 0) return {.seconds = launch.flops > 0 ? launch.flops : launch.read};
+    return {.seconds = works_after ? link + work : std::max(link, work),
+            .link_s = link,
+            .work_s = work,
+            .carried_s = link,
+            .works_after = works_after};
   }
   double gap_seconds() const override { return gap; }
   double host_seconds() const override { return host; }
@@ -183,6 +191,43 @@ TEST_CASE("communication takes longer for the part that is beside computations")
   expect_adds_up(t);
 }
 
+// Sends for 2 s of work beside a GEMM, over a link that needs 8 s; waits for both at the end.
+ReplayTimes sent_beside(int64_t gemm, double link, bool works_after) {
+  NamedCosts costs;
+  costs.beside = 0.5;
+  costs.link = link;
+  costs.works_after = works_after;
+  return Script()
+      .sends(StreamKind::cp, 2)
+      .gemm(gemm)
+      .wait(StreamKind::compute, StreamKind::cp)
+      .replay(costs);
+}
+
+TEST_CASE("computations make the work of a communication longer, and not its link") {
+  // A collective works first. A slow link hides that it takes 3 s then, and one of 2.5 s does not.
+  CHECK(sent_beside(3, 8, false).seconds == Approx(8));
+  CHECK(sent_beside(3, 2.5, false).seconds == Approx(3));
+  CHECK(sent_beside(1, 2.5, false).seconds == Approx(2.5));
+  // A message works when the link has carried it, from 8 s on: after the first GEMM, and for a half
+  // of the time beside the second one.
+  CHECK(sent_beside(3, 8, true).seconds == Approx(10));
+  CHECK(sent_beside(9, 8, true).seconds == Approx(10.5));
+  CHECK(sent_beside(12, 8, true).busy[size_t(StreamKind::cp)] == Approx(11));
+}
+
+TEST_CASE("a collective works while the link carries other data") {
+  NamedCosts costs;
+  costs.link = 4;
+  // The second collective has its data at 8 s, when it has worked for 5 s.
+  const auto both = [&] {
+    return Script().sends(StreamKind::dp_grad, 3).sends(StreamKind::cp, 5).replay(costs).seconds;
+  };
+  CHECK(both() == Approx(8));
+  costs.works_after = true;
+  CHECK(both() == Approx(13));
+}
+
 TEST_CASE("computations of ranks that work together take longer") {
   NamedCosts costs;
   costs.of_ranks.longer = 0.25;
@@ -198,23 +243,23 @@ TEST_CASE("computations of ranks that work together take longer") {
 
 TEST_CASE("streams share the one link of a rank") {
   NamedCosts costs;
-  costs.one_link = true;
+  costs.link = 3;
   // The reduction waits for 9 s of computing, so the link is free for the gathers before it, though
   // the host has enqueued them later. The second gather finds the first one on the link.
   const ReplayTimes t = Script()
                             .gemm(9)
                             .wait(StreamKind::dp_grad, StreamKind::compute)
                             .sends(StreamKind::dp_grad, 2)
-                            .sends(StreamKind::dp_param, 4)
-                            .sends(StreamKind::cp, 3)
+                            .sends(StreamKind::dp_param, 1)
+                            .sends(StreamKind::cp, 2)
                             .wait(StreamKind::compute, StreamKind::cp)
                             .gemm(1)
                             .replay(costs);
-  CHECK(t.busy[size_t(StreamKind::dp_param)] == Approx(4));
-  CHECK(t.busy[size_t(StreamKind::cp)] == Approx(7));
-  CHECK(t.seconds == Approx(11));
+  CHECK(t.busy[size_t(StreamKind::dp_param)] == Approx(3));
+  CHECK(t.busy[size_t(StreamKind::cp)] == Approx(6));
+  CHECK(t.seconds == Approx(12));
   expect_adds_up(t);
-  costs.one_link = false;
+  costs.link = 0;
   CHECK(Script().sends(StreamKind::dp_param, 4).sends(StreamKind::cp, 3).replay(costs).seconds ==
         Approx(4));
 }

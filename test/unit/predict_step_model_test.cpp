@@ -94,6 +94,21 @@ class Disturbed : public SheetCosts {
   double slowdown(device::StreamKind) const override { return 0.5; }
 };
 
+// Messages take twice as long beside computations of their sender.
+class Contended : public SheetCosts {
+ public:
+  explicit Contended(const plan::Cluster& c) : SheetCosts(c, {}) {}
+  LaunchCost cost(const LaunchWork& launch, const plan::GroupLink* link) const override {
+    LaunchCost cost = SheetCosts::cost(launch, link);
+    if (link) cost.work_s = cost.seconds;
+    return cost;
+  }
+  double slowdown(device::StreamKind) const override { return 0; }
+  double beside_compute(device::StreamKind kind) const override {
+    return kind == device::StreamKind::pp_send ? 1 : 0;
+  }
+};
+
 // Plays all ranks of a pipeline at once, launch by launch; a receive ends with its send. Messages
 // of a rank share its link within the domain, or that to other domains.
 class JointReplay {
@@ -116,7 +131,8 @@ class JointReplay {
     prices_ = list.price(costs);
   }
 
-  // Messages slow computations down, which delays messages; a few rounds settle both.
+  // Messages slow computations down, which delays messages, and computations make messages longer;
+  // a few rounds settle both.
   double seconds() {
     double end = 0;
     for (int round = 0; round < 5; ++round) end = play();
@@ -131,7 +147,10 @@ class JointReplay {
       contention_[size_t(m.from)].runs(device::StreamKind::pp_send, m.begin, m.end);
       contention_[size_t(m.to)].runs(device::StreamKind::pp_recv, m.begin, m.end);
     }
-    for (Rank& rank : ranks_) rank.next = 0, rank.ends.clear();
+    for (Rank& rank : ranks_) {
+      rank.next = 0, rank.ends.clear();
+      rank.computed_before = std::exchange(rank.computed, {});
+    }
     for (bool moved = true; moved;) {
       moved = false;
       for (size_t r = 0; r < ranks_.size(); ++r)
@@ -157,7 +176,18 @@ class JointReplay {
     std::vector<Item> items;
     size_t next = 0;
     std::map<device::StreamId, std::vector<double>> ends;
+    // When it computes, in this round and in the last one.
+    std::vector<std::pair<double, double>> computed, computed_before;
   };
+
+  // By how much longer a message works, since its sender computes.
+  double longer(const Rank& rank, uint32_t number, double begin, double end) const {
+    double beside = 0;
+    for (const auto& [from, to] : rank.computed_before)
+      beside += std::max(0.0, std::min(end, to) - std::max(begin, from));
+    return prices_.work[number] / (end - begin) * beside *
+           prices_.beside_compute[size_t(device::StreamKind::pp_send)];
+  }
 
   bool step(int64_t r) {
     Rank& rank = ranks_[size_t(r)];
@@ -180,13 +210,16 @@ class JointReplay {
       double& link_free = link_free_[{r, near}];
       const double end = std::max(free + prices_.gap, link_free) + prices_.seconds[number];
       link_free = end - (near ? cluster_.domain : cluster_.network).latency_s;
-      ends.push_back(end);
-      sends_[{r, peer}].push_back(end);
-      messages_.push_back({r, peer, end - prices_.seconds[number], end});
+      const double begin = end - prices_.seconds[number],
+                   arrival = end + longer(rank, number, begin, end);
+      ends.push_back(arrival);
+      sends_[{r, peer}].push_back(arrival);
+      messages_.push_back({r, peer, begin, arrival});
     } else {
       const double begin = free + prices_.gap, seconds = prices_.seconds[number];
       const bool computes = item.stream.kind == device::StreamKind::compute;
       ends.push_back(computes ? contention_[size_t(r)].end_of(begin, seconds) : begin + seconds);
+      if (computes) rank.computed.emplace_back(begin, ends.back());
     }
     ++rank.next;
     return true;
@@ -227,6 +260,7 @@ TEST_CASE("a pipeline's prediction is near the replay of all ranks at once") {
     const plan::Cluster one = cluster(), two = cluster(2, 1);
     worst = std::max(worst, expect_near(one, SheetCosts(one, {}), 0.01));
     expect_near(one, Disturbed(one), 0.01);
+    expect_near(one, Contended(one), 0.01);
     // The hop between two domains is slow.
     expect_near(two, SheetCosts(two, {}), 0.02);
   }
@@ -236,7 +270,8 @@ TEST_CASE("a pipeline's prediction is near the replay of all ranks at once") {
 // Communication slows nothing down, and the traffic of GEMMs counts.
 class Undisturbed : public SheetCosts {
  public:
-  explicit Undisturbed(const plan::Cluster& c) : SheetCosts(c, {.traffic = 1}) {}
+  explicit Undisturbed(const plan::Cluster& c, const StackConstants& constants = {.traffic = 1})
+      : SheetCosts(c, constants) {}
   double slowdown(device::StreamKind) const override { return 0; }
 };
 
@@ -253,6 +288,34 @@ ByClass computed_by_rank(const RunPlan& plan, int64_t pp_rank, const LaunchCosts
   ByClass sums{};
   for (const uint32_t n : numbers) sums[size_t(list.class_of(n))] += prices.seconds[n];
   return sums;
+}
+
+TEST_CASE("messages that take longer beside computations make a pipeline slower") {
+  for (const double gbps : {4, 8}) {
+    // Each rank is a domain, so messages use the network.
+    const plan::Cluster c = cluster(1, gbps);
+    CAPTURE(gbps);
+    const auto plan_with = [&](const char* overlap) {
+      return plan_of(2, {"distributed.pp_size=2", "distributed.pipeline.pp_schedule=zero_bubble",
+                         fmt::format("comm_overlap.overlap_p2p_comm={}", overlap)});
+    };
+    const auto step = [&](const RunPlan& plan, const LaunchCosts& costs) {
+      return StepModel(plan, c).price(costs).step_s;
+    };
+    const auto joint = [&](const RunPlan& plan, const LaunchCosts& costs) {
+      return JointReplay(plan, c, costs).seconds();
+    };
+    const Contended contended(c);
+    const Undisturbed without(c, {});
+    const RunPlan overlaps = plan_with("true");
+    const double slower = joint(overlaps, contended) - joint(overlaps, without);
+    CHECK(slower > 0.02 * joint(overlaps, without));
+    // A prediction looks once at what is beside a message, and the joint replay several times.
+    CHECK(step(overlaps, contended) - step(overlaps, without) == Approx(slower).epsilon(0.15));
+    // Nothing is beside the message of a rank that computes nothing until it has arrived.
+    const RunPlan waits = plan_with("false");
+    CHECK(step(waits, contended) == Approx(step(waits, without)));
+  }
 }
 
 TEST_CASE("a predicted pipeline computes what one of its ranks has enqueued") {

@@ -22,6 +22,13 @@ plan::Calibration figures(const MeasuredSteps& samples) {
   return c;
 }
 
+// Communication that works for `seconds`, of which a share is beside computations. That part takes
+// 1 + `more` times as long.
+StepLink link_with(double seconds, double share, double more, int64_t count = 1) {
+  const double beside = seconds * share * (1 + more);
+  return {.seconds = seconds * (1 - share) + beside, .beside = beside, .count = count};
+}
+
 MeasuredSteps alone() {
   return {.alone = {{kGemm, {1.9e-3, 2e-3, 5e-3}}}, .gaps = {1e-6}, .hosts = {2e-6}};
 }
@@ -99,6 +106,30 @@ TEST_CASE("communication that is always beside computations does not show what t
         Approx(1.3e-3).epsilon(0.15));
 }
 
+TEST_CASE("messages of two sizes show what computations beside them cost if each size has both") {
+  const StepLinkKey message{StreamKind::pp_send, "exchange", DType::f32, 2};
+  const auto measured = [&](bool both) {
+    MeasuredSteps samples = alone();
+    for (const double bytes : {1e4, 2e4})
+      for (const double beside : {0.0, 0.8}) {
+        if (!both && bytes == 1e4 && beside > 0) continue;
+        StepTogether step{.parallelism = "pp"};
+        // Three times as long as alone, and the part beside computations three times that.
+        step.links[message][bytes] = link_with(3 * (1e-5 + bytes / 1e9), beside, 2);
+        samples.together.push_back(step);
+      }
+    return figures(samples);
+  };
+  const plan::Calibration c = measured(true);
+  CHECK(c.besides.at("pp_send") == Approx(2));
+  const plan::LinkTimes* line = c.find_link("pp_send", "exchange", DType::f32, 2);
+  REQUIRE(line);
+  CHECK(line->alpha_s == Approx(3e-5));
+  CHECK(line->bytes_per_s == Approx(1e9 / 3));
+  CHECK(line->spread < 1e-9);
+  CHECK(measured(false).besides.empty());
+}
+
 TEST_CASE("communication in steps is a line over the bytes, without computations beside it") {
   MeasuredSteps samples = alone();
   const StepLinkKey gather{StreamKind::dp_param, "all_gather", DType::f32, 2},
@@ -107,9 +138,7 @@ TEST_CASE("communication in steps is a line over the bytes, without computations
   for (const double bytes : {1e4, 1e5, 1e6})
     for (const double beside : {0.0, 0.8}) {
       StepTogether step{.parallelism = "dp"};
-      const double seconds = (2e-5 + bytes / 2e9) * (1 + 1.5 * beside);
-      step.links[gather][bytes] = {
-          .seconds = 3 * seconds, .beside = 3 * beside * seconds, .count = 3};
+      step.links[gather][bytes] = link_with(3 * (2e-5 + bytes / 2e9), beside, 1.5, 3);
       step.stretch[StreamKind::dp_param] = 1.5;
       samples.together.push_back(step);
     }

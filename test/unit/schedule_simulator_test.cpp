@@ -53,6 +53,17 @@ TEST_CASE("a pipeline of two, by hand") {
     costs.p2p_latency = 2;  // 0F0's message [1,6], 0F1's [6,11]
     CHECK(simulate(s, costs).times[1][2].end == 11);
   }
+  SECTION("a delay is that of one message, and of those that follow it to the same receiver") {
+    costs.message_delays = {{0, 1.5, 0, 0, 0, 0, 0, 0}, std::vector<double>(8)};
+    const Timeline delayed = simulate(s, costs);
+    CHECK(delayed.times[1][0].end == 2.5);
+    CHECK(delayed.times[1][2].end == 4.5);  // 1F0 [2.5,4.5] ends after the second message is there
+    CHECK(delayed.step == 17.5);
+    CHECK(delayed.sums[0].busy[size_t(Lane::pp_send)] == 1.5);
+    costs.message_delays[0][1] = 0;
+    costs.message_delays[0][3] = 2;  // 1F0 [1,3] waits for no delay, 1F1 [4,6] for one
+    CHECK(simulate(s, costs).step == 17);
+  }
   SECTION("a gradient leaves before the weight gradients that wait for it") {
     costs.delayed_wgrad = 1;  // 1B0 [5,9] gives its gradient at 8
     const Timeline delayed = simulate(s, costs);

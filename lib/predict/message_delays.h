@@ -1,0 +1,28 @@
+// Messages of a pipeline take longer beside computations of their sender.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "schedule/simulator.h"
+
+namespace mtrain::predict {
+
+// The end of a message's time: what its sender works, and what follows until the receiver runs on.
+// Before, the message may wait for a link.
+struct MessageWork {
+  double work_s = 0, after_s = 0;
+};
+
+// Returns ScheduleCosts::message_delays. The work of a message takes `more` times its own time
+// longer (1: twice) for the part that is beside computations of its sender, by a timeline without
+// these delays. A message for which both ends wait has no such part.
+// `messages` are by sender and receiver. `computing` has for each rank and action the share of its
+// time in which it computes; in the rest it waits.
+std::vector<std::vector<double>> message_delays(
+    const schedule::Schedule& schedule, const schedule::Timeline& timeline,
+    const std::map<std::pair<int64_t, int64_t>, MessageWork>& messages,
+    const std::vector<std::vector<double>>& computing, double more);
+
+}  // namespace mtrain::predict
