@@ -30,6 +30,7 @@ struct LaunchCost {
   // For how long the launch keeps the one link of its rank busy, which carries the data of all
   // streams one after the other. 0: its stream has a link to itself.
   double link_s = 0;
+  bool packet = false;  // so little that the link carries it between other data
   // A communication's own work, which computations beside it make longer. 0: other launches.
   double work_s = 0;
   // How long an emulated link needs for the data, once it begins to carry them; meanwhile the rank

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "base/error.h"
+#include "comm/group.h"
 #include "observe/launch_letters.h"
 
 namespace mtrain::predict {
@@ -270,6 +271,8 @@ LaunchCost MeasuredCosts::communication(const LaunchWork& w, const plan::GroupLi
   cost.link_s = w.wire_bytes * link_.seconds_per_byte;
   cost.carried_s = link_.latency_s + cost.link_s;
   cost.works_after = w.name == "send" || w.name == "exchange";
+  const double peers = cost.works_after ? 1 : double(link.ranks - 1);
+  cost.packet = w.wire_bytes <= comm::EmulatedLink::kPacketBytes * peers;
   cost.seconds =
       cost.works_after ? cost.carried_s + cost.work_s : std::max(cost.carried_s, cost.work_s);
   return cost;

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "predict/contention.h"
+#include "predict/link_queue.h"
 
 namespace mtrain::predict {
 
@@ -64,6 +65,7 @@ LaunchPrices LaunchList::price(const LaunchCosts& costs, const TogetherCosts& to
                                                    : cost.seconds * (1 + together.longer));
     prices.known.push_back(cost.known ? 1 : 0);
     prices.link.push_back(cost.link_s);
+    prices.packet.push_back(cost.packet ? 1 : 0);
     prices.work.push_back(cost.work_s);
     prices.carried.push_back(cost.carried_s);
     prices.works_after.push_back(cost.works_after ? 1 : 0);
@@ -173,23 +175,6 @@ double remove(const std::vector<Interval>& runs, std::vector<Interval>& left) {
   return removed;
 }
 
-// The link of a rank. Data that can leave while others travel wait for the next gap that is long
-// enough.
-class RankLink {
- public:
-  // Returns when data leave that are ready now and keep the link busy for so long.
-  double leave(double now, double seconds) {
-    auto next =
-        std::ranges::partition_point(busy_, [&](const Interval& i) { return i.end <= now; });
-    for (; next != busy_.end() && next->begin < now + seconds; ++next) now = next->end;
-    busy_.insert(next, {now, now + seconds});
-    return now;
-  }
-
- private:
-  std::vector<Interval> busy_;  // in the order of time
-};
-
 struct ReplayedItem {
   double end = 0;
   double computed = 0, ready = 0;  // the computing before it: how much, and until when
@@ -226,26 +211,29 @@ double own_seconds(const LaunchPrices& prices, uint32_t launch) {
                                     : prices.work[launch];
 }
 
-// Returns when a communication ends that begins at `begin` and works `longer` than its price.
-double communicated(const LaunchPrices& prices, uint32_t launch, double begin, double longer,
-                    RankLink& link) {
+// Returns when a communication ends that begins at `begin`, whose data wait for others on the link,
+// and that works `longer` than its price.
+double communicated(const LaunchPrices& prices, uint32_t launch, double begin, double waits,
+                    double longer) {
   const double own = own_seconds(prices, launch) + longer;
   if (prices.carried[launch] == 0) return begin + own;
-  const double sends = prices.link[launch],
-               carried = prices.carried[launch] + (sends > 0 ? link.leave(begin, sends) : begin);
+  const double carried = begin + waits + prices.carried[launch];
   return prices.works_after[launch] ? carried + own : std::max(carried, begin + own);
 }
 
-// Replays with communications that work so much longer, by item. Empty: as long as their prices.
-ReplayTimes replay_with(const std::vector<double>& longer, const LaunchSequence& sequence,
-                        const LaunchList& list, const LaunchPrices& prices, ReplayEnd until,
+// Replays with communications that wait for the link and work longer, by item. Empty: none does.
+ReplayTimes replay_with(const std::vector<double>& waits, const std::vector<double>& longer,
+                        const LaunchSequence& sequence, const LaunchList& list,
+                        const LaunchPrices& prices, ReplayEnd until,
                         std::vector<ReplaySpan>* spans) {
   std::vector<ReplayedStream> streams;
   for (const device::StreamId id : sequence.streams()) streams.push_back({id.kind});
   ReplayTimes times;
   Contention contention(prices.slowdown);
   LateRanks late_ranks;
-  RankLink link;
+  const auto of_item = [](const std::vector<double>& seconds, size_t number) {
+    return seconds.empty() ? 0 : seconds[number];
+  };
   double host = 0;
   for (size_t number = 0; number < sequence.items().size(); ++number) {
     const LaunchSequence::Item& item = sequence.items()[number];
@@ -283,7 +271,8 @@ ReplayTimes replay_with(const std::vector<double>& longer, const LaunchSequence&
         times.compute[size_t(list.class_of(item.launch))] += end - began;
         s.computed += end - began;
       } else {
-        end = communicated(prices, item.launch, began, longer.empty() ? 0 : longer[number], link);
+        end = communicated(prices, item.launch, began, of_item(waits, number),
+                           of_item(longer, number));
         contention.runs(s.kind, began, end);
         if (communicates(s.kind) && end > began) s.runs.push_back({began, end});
       }
@@ -345,11 +334,13 @@ std::vector<double> longer_beside(const LaunchSequence& sequence, const LaunchPr
 
 ReplayTimes replay(const LaunchSequence& sequence, const LaunchList& list,
                    const LaunchPrices& prices, ReplayEnd until, std::vector<ReplaySpan>* spans) {
+  const std::vector<double> waits = link_waits(sequence, prices);
   if (std::ranges::all_of(prices.beside_compute, [](double more) { return more == 0; }))
-    return replay_with({}, sequence, list, prices, until, spans);
+    return replay_with(waits, {}, sequence, list, prices, until, spans);
   std::vector<ReplaySpan> first;
-  replay_with({}, sequence, list, prices, until, &first);
-  return replay_with(longer_beside(sequence, prices, first), sequence, list, prices, until, spans);
+  replay_with(waits, {}, sequence, list, prices, until, &first);
+  return replay_with(waits, longer_beside(sequence, prices, first), sequence, list, prices, until,
+                     spans);
 }
 
 }  // namespace mtrain::predict

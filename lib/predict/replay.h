@@ -23,7 +23,7 @@ struct LaunchPrices {
   std::vector<double> seconds;                              // by number
   std::vector<char> known;                                  // as LaunchCost
   std::vector<double> link, work, carried;                  // seconds, as LaunchCost
-  std::vector<char> works_after;                            // as LaunchCost
+  std::vector<char> works_after, packet;                    // as LaunchCost
   double gap = 0, host = 0;                                 // seconds
   double wake = 0;                                          // seconds
   ByStreamKind slowdown{}, idle_share{}, beside_compute{};  // as LaunchCosts

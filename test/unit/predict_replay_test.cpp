@@ -21,12 +21,14 @@ class NamedCosts : public LaunchCosts {
   TogetherCosts of_ranks{};
   // Seconds for which the one link of the rank carries the data of a communication. 0: no link.
   double link = 0;
+  double packets = 0;        // communication of at most so many seconds is a packet
   bool works_after = false;  // communication works when the link has carried its data
   LaunchCost cost(const LaunchWork& launch, const plan::GroupLink*) const override {
     const double work = launch.wire_bytes;
     if (work == 0) return {.seconds = launch.flops > 0 ? launch.flops : launch.read};
     return {.seconds = works_after ? link + work : std::max(link, work),
             .link_s = link,
+            .packet = work <= packets,
             .work_s = work,
             .carried_s = link,
             .works_after = works_after};
@@ -262,6 +264,37 @@ TEST_CASE("streams share the one link of a rank") {
   costs.link = 0;
   CHECK(Script().sends(StreamKind::dp_param, 4).sends(StreamKind::cp, 3).replay(costs).seconds ==
         Approx(4));
+}
+
+TEST_CASE("data take their place on the link in the order of time") {
+  NamedCosts costs;
+  costs.link = 4;
+  // The host enqueues both gathers first. The first one is on the link until 4 s, and its rank
+  // works on the second until 6 s; the exchange is ready at 5 s.
+  const auto gathers = [&](int64_t gemm) {
+    return Script()
+        .sends(StreamKind::dp_param, 2)
+        .sends(StreamKind::dp_param, 2)
+        .gemm(gemm)
+        .wait(StreamKind::cp, StreamKind::compute)
+        .sends(StreamKind::cp, 1)
+        .wait(StreamKind::compute, StreamKind::cp)
+        .replay(costs);
+  };
+  CHECK(gathers(3).busy[size_t(StreamKind::cp)] == Approx(5));
+  CHECK(gathers(3).busy[size_t(StreamKind::dp_param)] == Approx(12));
+  CHECK(gathers(6).busy[size_t(StreamKind::cp)] == Approx(6));
+  CHECK(gathers(6).busy[size_t(StreamKind::dp_param)] == Approx(8));
+  // A packet passes the data before it, which no longer delay it.
+  costs.packets = 1;
+  CHECK(gathers(6).busy[size_t(StreamKind::cp)] == Approx(4));
+  expect_adds_up(gathers(6));
+  // A message takes its place before its rank works on it: the first one is over at 6 s, and the
+  // one that is ready at 3 s comes before the second.
+  costs.packets = 0;
+  costs.works_after = true;
+  CHECK(gathers(3).busy[size_t(StreamKind::cp)] == Approx(6));
+  CHECK(gathers(3).busy[size_t(StreamKind::dp_param)] == Approx(14));
 }
 
 TEST_CASE("a wait for items that are not replayed is over") {
