@@ -149,11 +149,31 @@ MT_INLINE void add_dq(const Task& t, const Panel* panels, int64_t count) {
     }
 }
 
+// Writes the sums of out * dout of `rows` rows to `delta`. Four rows together: the sum of one row
+// would wait for each of its additions.
 template <class T>
-MT_INLINE float dot(const T* a, const T* b, int64_t n) {
-  Vf sum = Vf{};
-  for_lanes(n, [&](int64_t i, auto m) { sum += load(a + i, m) * load(b + i, m); });
-  return sum_lanes(sum);
+MT_INLINE void dot_rows(Rows<const T> a, Rows<const T> b, int64_t first, int64_t rows, int64_t D,
+                        float* delta) {
+  const auto some = [&]<int ROWS>(int64_t row) {
+    Vf sum[ROWS]{};
+#pragma GCC unroll 4
+    for (int i = 0; i < ROWS; ++i) {
+      prefetch_row(a.row(row + i + kPackAhead), D);
+      prefetch_row(b.row(row + i + kPackAhead), D);
+    }
+    for_lanes(D, [&](int64_t d, auto m) {
+#pragma GCC unroll 4
+      for (int i = 0; i < ROWS; ++i)
+        sum[i] += load(a.row(row + i) + d, m) * load(b.row(row + i) + d, m);
+    });
+#pragma GCC unroll 4
+    for (int i = 0; i < ROWS; ++i) delta[row - first + i] = sum_lanes(sum[i]);
+  };
+  constexpr int kTogether = 4;
+  int64_t row = first;
+  for (; row + kTogether <= first + rows; row += kTogether)
+    some.template operator()<kTogether>(row);
+  for (; row < first + rows; ++row) some.template operator()<1>(row);
 }
 
 template <class T>
@@ -208,11 +228,10 @@ void backward(const AttentionBackward& args, int64_t b, int64_t g, const Share& 
     const int64_t a = g * group + h;
     const auto out = rows_of<T>(args.out, s, b, a, Dv), dout = rows_of<T>(args.dout, s, b, a, Dv);
     const float* known = data_of<float>(args.lse) + lse_at(s, b, a);
-    for (int64_t i = used.begin; i < used.end; ++i) {
-      const int64_t row = share.row0 + i;
-      lse[h * lines + i] = known[row] * kLog2E;
-      delta[h * lines + i] = dot(out.row(row), dout.row(row), Dv);
-    }
+    for (int64_t i = used.begin; i < used.end; ++i)
+      lse[h * lines + i] = known[share.row0 + i] * kLog2E;
+    dot_rows(out, dout, share.row0 + used.begin, used.end - used.begin, Dv,
+             delta + h * lines + used.begin);
   }
   if (share.dq) clear(dq, group * head);
   for (t.key0 = share.key0; t.key0 < share.key1; t.key0 += kKeys) {
