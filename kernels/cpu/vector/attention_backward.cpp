@@ -31,36 +31,59 @@ MT_INLINE void clear(float* p, int64_t floats) {
     store(p + i, Vf{});  // all callers clear full vectors
 }
 
-// Turns the scores and dout V^T of row i and of the slab of keys that begins at c into
-// probabilities and the gradients of the scores. `p` and `ds` are the row's.
+// Turns the scores and dout V^T of the rows [begin, end) and of the slab of keys that begins at c
+// into probabilities and the gradients of the scores. `p` and `ds` are the slab's.
 template <bool CAPPED>
-MT_INLINE void row_gradients(const Task& t, int64_t i, int64_t c, float* p, float* ds) {
-  const Vf lse = splat(t.lse[i]), delta = splat(t.delta[i]);
-  const auto score = [&](int64_t j) {
-    if constexpr (CAPPED) return t.cap.capped(load(p + j));
-    return load(p + j);
+MT_INLINE void row_gradients(const Task& t, int64_t begin, int64_t end, int64_t c, float* p,
+                             float* ds) {
+  const auto score = [&](const float* at) {
+    if constexpr (CAPPED) return t.cap.capped(load(at));
+    return load(at);
   };
-  const auto gradient = [&](int64_t j, Vf s, Vf x) {
-    const Vf d = x * (load(ds + j) - delta);
+  const auto gradient = [&](const float* at, Vf delta, Vf s, Vf x) {
+    const Vf d = x * (load(at) - delta);
     if constexpr (CAPPED) return d * t.cap.slope(s);
     return d;
   };
-  for_seen(
-      W, t.seen[i].begin - t.key0 - c, t.seen[i].end - t.key0 - c,
-      [&](int64_t j) {
-        const Vf s = score(j), x = vexp2(s - lse);
-        store(p + j, x);
-        store(ds + j, gradient(j, s, x));
-      },
-      [&](int64_t j, Vi in) {
-        const Vf s = score(j), x = in ? vexp2(s - lse) : Vf{};
-        store(p + j, x);
-        store(ds + j, in ? gradient(j, s, x) : Vf{});
-      },
-      [&](int64_t j) {
-        store(p + j, Vf{});
-        store(ds + j, Vf{});
-      });
+  const auto some = [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) {
+      const Vf lse = splat(t.lse[i]), delta = splat(t.delta[i]);
+      float *const pi = p + i * W, *const di = ds + i * W;
+      const auto masked = [&](int64_t j, auto in) {
+        const Vf s = score(pi + j), x = in(vexp2(s - lse));
+        store(pi + j, x);
+        store(di + j, in(gradient(di + j, delta, s, x)));
+      };
+      for_seen(
+          W, t.seen[i].begin - t.key0 - c, t.seen[i].end - t.key0 - c,
+          [&](int64_t j) { masked(j, [](Vf x) { return x; }); },
+          [&](int64_t j, Vi in) { masked(j, [in](Vf x) { return in ? x : Vf{}; }); },
+          [&](int64_t j) {
+            store(pi + j, Vf{});
+            store(di + j, Vf{});
+          });
+    }
+  };
+  // The rows [first, last) attend to all keys of the slab. Most rows do, and need no branches.
+  const auto sees_all = [&](int64_t i) {
+    return t.seen[i].begin <= t.key0 + c && t.seen[i].end >= t.key0 + c + W;
+  };
+  int64_t first = begin;
+  while (first < end && !sees_all(first)) ++first;
+  int64_t last = end;
+  while (last > first && !sees_all(last - 1)) --last;
+  some(begin, first);
+  for (int64_t i = first; i < last; ++i) {
+    const Vf lse = splat(t.lse[i]), delta = splat(t.delta[i]);
+    float *const pi = p + i * W, *const di = ds + i * W;
+#pragma GCC unroll 2
+    for (int v = 0; v < kTileVectors; ++v) {
+      const Vf s = score(pi + v * kLanes), x = vexp2(s - lse);
+      store(pi + v * kLanes, x);
+      store(di + v * kLanes, gradient(di + v * kLanes, delta, s, x));
+    }
+  }
+  some(last, end);
 }
 
 // Computes the probabilities and the gradients of the scores of some panels of rows and the slab of
@@ -79,9 +102,8 @@ MT_INLINE void score_gradients(const Task& t, const Panel* panels, int64_t count
   multiply(t.q, t.keys_t, t.D, p);
   multiply(t.dout, t.values_t, t.Dv, ds);
   const int64_t end = panels[count - 1].row0 + panels[count - 1].rows;
-  for (int64_t i = panels[0].row0; i < end; ++i)
-    t.cap ? row_gradients<true>(t, i, c, p + i * W, ds + i * W)
-          : row_gradients<false>(t, i, c, p + i * W, ds + i * W);
+  t.cap ? row_gradients<true>(t, panels[0].row0, end, c, p, ds)
+        : row_gradients<false>(t, panels[0].row0, end, c, p, ds);
 }
 
 // Adds the share that the rows [begin, end) of the block have in dv and dk of the slab of keys that
@@ -127,11 +149,31 @@ MT_INLINE void add_dq(const Task& t, const Panel* panels, int64_t count) {
     }
 }
 
+// Writes the sums of out * dout of `rows` rows to `delta`. Four rows together: the sum of one row
+// would wait for each of its additions.
 template <class T>
-MT_INLINE float dot(const T* a, const T* b, int64_t n) {
-  Vf sum = Vf{};
-  for_lanes(n, [&](int64_t i, auto m) { sum += load(a + i, m) * load(b + i, m); });
-  return sum_lanes(sum);
+MT_INLINE void dot_rows(Rows<const T> a, Rows<const T> b, int64_t first, int64_t rows, int64_t D,
+                        float* delta) {
+  const auto some = [&]<int ROWS>(int64_t row) {
+    Vf sum[ROWS]{};
+#pragma GCC unroll 4
+    for (int i = 0; i < ROWS; ++i) {
+      prefetch_row(a.row(row + i + kPackAhead), D);
+      prefetch_row(b.row(row + i + kPackAhead), D);
+    }
+    for_lanes(D, [&](int64_t d, auto m) {
+#pragma GCC unroll 4
+      for (int i = 0; i < ROWS; ++i)
+        sum[i] += load(a.row(row + i) + d, m) * load(b.row(row + i) + d, m);
+    });
+#pragma GCC unroll 4
+    for (int i = 0; i < ROWS; ++i) delta[row - first + i] = sum_lanes(sum[i]);
+  };
+  constexpr int kTogether = 4;
+  int64_t row = first;
+  for (; row + kTogether <= first + rows; row += kTogether)
+    some.template operator()<kTogether>(row);
+  for (; row < first + rows; ++row) some.template operator()<1>(row);
 }
 
 template <class T>
@@ -186,11 +228,10 @@ void backward(const AttentionBackward& args, int64_t b, int64_t g, const Share& 
     const int64_t a = g * group + h;
     const auto out = rows_of<T>(args.out, s, b, a, Dv), dout = rows_of<T>(args.dout, s, b, a, Dv);
     const float* known = data_of<float>(args.lse) + lse_at(s, b, a);
-    for (int64_t i = used.begin; i < used.end; ++i) {
-      const int64_t row = share.row0 + i;
-      lse[h * lines + i] = known[row] * kLog2E;
-      delta[h * lines + i] = dot(out.row(row), dout.row(row), Dv);
-    }
+    for (int64_t i = used.begin; i < used.end; ++i)
+      lse[h * lines + i] = known[share.row0 + i] * kLog2E;
+    dot_rows(out, dout, share.row0 + used.begin, used.end - used.begin, Dv,
+             delta + h * lines + used.begin);
   }
   if (share.dq) clear(dq, group * head);
   for (t.key0 = share.key0; t.key0 < share.key1; t.key0 += kKeys) {

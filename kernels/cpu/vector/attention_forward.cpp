@@ -45,16 +45,26 @@ MT_INLINE int64_t score_at(const Panel& panel, int64_t row, int64_t c) {
 MT_INLINE Vf update(const Task& t, Softmax& state, const Panel& panel, float* scores) {
   const float kInfinity = __builtin_inff();
   const int64_t first = t.key0 + panel.c0, columns = div_up(panel.c1 - panel.c0, W) * W;
+  // Most rows attend to all of these keys, and need no branches.
+  const auto sees_all = [&](const Seen& seen) {
+    return seen.begin <= first && seen.end >= first + columns;
+  };
+  float* const end = scores + panel.rows * columns;
   Vf line[kLanes];
   for (int i = 0; i < kLanes; ++i) line[i] = splat(-kInfinity);
   for (int64_t i = 0; i < panel.rows; ++i) {
     const Seen seen = t.seen[panel.row0 + i];
     const auto score = [&](int64_t c) { return load(scores + score_at(panel, i, c)); };
     Vf top = splat(-kInfinity);
-    for_seen(
-        columns, seen.begin - first, seen.end - first,
-        [&](int64_t c) { top = vmax(score(c), top); },
-        [&](int64_t c, Vi in) { top = vmax(in ? score(c) : top, top); }, [](int64_t) {});
+    if (sees_all(seen)) {
+      for (const float* x = scores + i * W; x < end; x += panel.rows * W)
+        for (int v = 0; v < kTileVectors; ++v) top = vmax(load(x + v * kLanes), top);
+    } else {
+      for_seen(
+          columns, seen.begin - first, seen.end - first,
+          [&](int64_t c) { top = vmax(score(c), top); },
+          [&](int64_t c, Vi in) { top = vmax(in ? score(c) : top, top); }, [](int64_t) {});
+    }
     line[i] = top;
   }
   transpose(line);
@@ -69,19 +79,24 @@ MT_INLINE Vf update(const Task& t, Softmax& state, const Panel& panel, float* sc
     const auto score = [&](int64_t c) { return scores + score_at(panel, i, c); };
     const Vf shift = splat(tops[i]);
     Vf sum = Vf{};
-    for_seen(
-        columns, seen.begin - first, seen.end - first,
-        [&](int64_t c) {
-          const Vf p = vexp2(load(score(c)) - shift);
-          store(score(c), p);
-          sum += p;
-        },
-        [&](int64_t c, Vi in) {
-          const Vf p = in ? vexp2(load(score(c)) - shift) : Vf{};
-          store(score(c), p);
-          sum += p;
-        },
-        [&](int64_t c) { store(score(c), Vf{}); });
+    const auto plain = [&](float* x) {
+      const Vf p = vexp2(load(x) - shift);
+      store(x, p);
+      sum += p;
+    };
+    if (sees_all(seen)) {
+      for (float* x = scores + i * W; x < end; x += panel.rows * W)
+        for (int v = 0; v < kTileVectors; ++v) plain(x + v * kLanes);
+    } else {
+      for_seen(
+          columns, seen.begin - first, seen.end - first, [&](int64_t c) { plain(score(c)); },
+          [&](int64_t c, Vi in) {
+            const Vf p = in ? vexp2(load(score(c)) - shift) : Vf{};
+            store(score(c), p);
+            sum += p;
+          },
+          [&](int64_t c) { store(score(c), Vf{}); });
+    }
     line[i] = sum;
   }
   transpose(line);

@@ -39,10 +39,10 @@ MT_INLINE Rows<T> rows_of(const HeadSpan& v, const AttentionShape& s, int64_t b,
 // many rows before they are packed.
 constexpr int64_t kPackAhead = 8;
 
-// Prefetches D elements. The row may be beyond the last one.
+// Prefetches D elements into the first-level cache. The row may be beyond the last one.
 template <class T>
 MT_INLINE void prefetch_row(const T* row, int64_t D) {
-  for (int64_t d = 0; d < D; d += 64 / int64_t(sizeof(T))) prefetch(row + d);
+  for (int64_t d = 0; d < D; d += 64 / int64_t(sizeof(T))) __builtin_prefetch(row + d);
 }
 
 // Writes row slabs of x, times `factor`. A slab has `total` rows; `rows` of them are written,
