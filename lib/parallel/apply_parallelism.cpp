@@ -135,10 +135,12 @@ model::ModelImpls apply_parallelism(comm::World& world, Device& device, const Ru
   impls.quantizer = make_quantizer(plan.fp8, plan.fp8_weights);
   impls.quantized_begin = plan.fp8.begin, impls.quantized_end = plan.fp8.end;
   if (l.tp > 1)
-    impls.tensor = tensor_parallel(
-        tensor_groups(world, device, world.group("tp", plan.mesh, {mesh::Axis::tp}),
-                      kv_heads(plan.model)),
-        {.sequence = plan.tensor.sequence_parallel, .overlap = plan.overlap.tp_gemm_overlap});
+    impls.tensor =
+        tensor_parallel(tensor_groups(world, device, world.group("tp", plan.mesh, {mesh::Axis::tp}),
+                                      kv_heads(plan.model)),
+                        {.sequence = plan.tensor.sequence_parallel,
+                         .overlap = plan.overlap.tp_gemm_overlap,
+                         .float8_rows_multiple = plan.fp8.rows_multiple});
   if (plan.model.experts()) {
     impls.route_pattern = plan.experts.pattern;
     spread_experts(world, device, plan, impls);

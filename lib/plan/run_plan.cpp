@@ -186,7 +186,7 @@ void copy_options(const Recipe& r, int64_t vocab, RunPlan& plan) {
   plan.token_cost = token_cost(plan.model);
   copy_layout_options(r, plan);
   copy_recomputation(r, plan);
-  plan.fp8 = fp8_options(r.mixed_precision, plan.model.main_layers(), plan.model.mtp.layers());
+  plan.fp8 = fp8_options(r, plan.model.main_layers(), plan.model.mtp.layers());
   plan.optimizer = optimizer_options(r.optimizer);
   plan.loss_scale = loss_scale_options(r.mixed_precision);
   plan.lr_schedule = lr_schedule_options(r.optimizer, r.lr_scheduler, r.train.steps);

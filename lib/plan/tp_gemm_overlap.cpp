@@ -100,10 +100,8 @@ void apply_switches(const recipe::CommOverlapConfig& cfg, Choice& c) {
 void choose_chunks(const Recipe& r, const Layout& l, int64_t rows, Choice& c) {
   if (!c.on || c.gemm.method == Method::bulk) return;
   const bool pipeline = c.gemm.method == Method::pipeline;
-  // A pipeline divides the rows of a rank, 8-bit ones by fours.
-  const int64_t own = std::max<int64_t>(1, rows / l.tp),
-                unit = r.mixed_precision.fp8 != recipe::Fp8Format::none ? std::gcd(own, int64_t(4))
-                                                                        : 1;
+  // A pipeline divides the rows of a rank into parts of a multiple of `unit`.
+  const int64_t own = std::max<int64_t>(1, rows / l.tp), unit = std::gcd(own, fp8_rows_multiple(r));
   if (pipeline && c.asked && own / unit < c.gemm.num_splits) {
     c.gemm.num_splits = own / unit;
     if (own == unit) return c.off(fmt::format("{} rows make one chunk", own), Off::idle);
@@ -120,9 +118,15 @@ void choose_chunks(const Recipe& r, const Layout& l, int64_t rows, Choice& c) {
                       pipeline ? 2 : chunks, pipeline ? rows / 2 : chunk, kMinRows));
 }
 
-// A ring's chunk is the rows of a rank. A pipeline divides rows where the number allows.
+// Whether a ring sends the chunks of two ranks at once, if the recipe asks for it.
+bool can_aggregate(const Layout& l, const Choice& c) {
+  return c.follows_gather() && l.tp % 2 == 0 && l.tp > 2;
+}
+
+// A ring's chunk is the rows of a rank, or of two. A pipeline divides rows where the number allows.
 void check_ring_rows(const Recipe& r, const Layout& l, int64_t rows, Choice& c) {
-  const int64_t of = fp8_rows_multiple(r), chunk = rows / l.tp;
+  const int64_t ranks = c.gemm.aggregate && can_aggregate(l, c) ? 2 : 1;
+  const int64_t of = fp8_rows_multiple(r), chunk = ranks * (rows / l.tp);
   if (!c.on || c.gemm.method != Method::ring_exchange || of == 1 ||
       data_form(r) == recipe::DataForm::rows || chunk % of == 0)
     return;
@@ -136,7 +140,7 @@ void check_ring_rows(const Recipe& r, const Layout& l, int64_t rows, Choice& c) 
 std::string drop_aggregate(const Layout& l, Choice& c) {
   if (!c.gemm.aggregate) return "";
   const bool ring = c.on && c.gemm.method == Method::ring_exchange && c.follows_gather();
-  if (ring && l.tp % 2 == 0 && l.tp > 2) {
+  if (ring && can_aggregate(l, c)) {
     c.why += ", two at a time";
     return "";
   }

@@ -6,6 +6,7 @@
 #include <numeric>
 #include <ranges>
 
+#include "base/quant_format.h"
 #include "model/param/write_weights.h"
 #include "ops/elementwise.h"
 #include "ops/reduce.h"
@@ -472,11 +473,11 @@ std::vector<data::Batch> Trainer::global_batch(int64_t step) {
 
 data::Batch Trainer::share_of(data::Batch whole) const {
   // Rows may have any length, but 8-bit GEMMs need a multiple of 16 of them. Those over the part of
-  // a rank of tensor parallelism need a multiple of 4 (plan/fp8_rows.h).
-  constexpr int64_t kRowsOfFloat8 = 16, kOwnRows = 4;
+  // a rank of tensor parallelism need the plan's multiple.
   const bool rows = plan_.dataset.rows;
   const int64_t multiple =
-      rows && plan_.fp8.on ? std::lcm(share_.multiple * kOwnRows, kRowsOfFloat8) : share_.multiple;
+      rows && plan_.fp8.on ? std::lcm(share_.multiple * plan_.fp8.rows_multiple, kFloat8Multiple)
+                           : share_.multiple;
   if (share_.ranks > 1) return share_of_batch(whole, share_.rank, share_.ranks, multiple);
   return rows ? pad_rows(std::move(whole), multiple) : std::move(whole);
 }

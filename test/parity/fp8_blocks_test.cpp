@@ -114,6 +114,44 @@ TEST_CASE("kept 8-bit weights and their scales of blocks change no bit") {
   }
 }
 
+TEST_CASE("chunks of tensor parallelism's GEMMs have the plan's multiple of rows") {
+  const Recipe r =
+      tiny(with(kBlockwise,
+                {"train.micro_batch_size=1", "train.global_batch_size=1",
+                 "distributed.strategy=megatron_ddp", "distributed.tp_size=2",
+                 "distributed.sequence_parallel=true", "comm_overlap.tp_comm_overlap=true",
+                 "comm_overlap.tp_comm_overlap_cfg={proj_fprop: {method: pipeline, num_splits: 4}, "
+                 "fc1_dgrad: {method: pipeline, num_splits: 4}}",
+                 "mixed_precision.first_last_layers_bf16=true",
+                 "mixed_precision.num_layers_at_start_in_bf16=1",
+                 "mixed_precision.num_layers_at_end_in_bf16=0"}),
+           2);
+  // A rank has 12 of 24 rows. Four chunks have 3 of them each, and in fours there are three chunks.
+  // The first layer multiplies bf16, whose chunks may have any number of rows.
+  for (const auto& [multiple, chunks] : {std::pair{1, 4}, {4, 3}}) {
+    CAPTURE(multiple);
+    for (const char* gemm : {"matmul_proj_fwd", "matmul_fc1_dgrad"}) {
+      CAPTURE(gemm);
+      int of_8_bits = 0, of_bf16 = 0;  // launches of rank 0
+      run_ranks(2, "thread", [&, multiple = multiple](TestRank& rank) {
+        RunPlan plan = plan::make_plan(r, 2, kVocab);
+        plan.fp8.rows_multiple = multiple;
+        train::Trainer t = train::build_trainer(rank.device, std::move(plan),
+                                                std::make_shared<CountingData>(), rank.world);
+        if (rank.rank() == 0)
+          rank.device.set_launch_check([&](Stream&, const device::LaunchInfo& info) {
+            if (std::string(info.name) == gemm)
+              ++(is_float8(info.reads.at(0).dtype) ? of_8_bits : of_bf16);
+          });
+        t.step();
+        rank.device.set_launch_check({});
+      });
+      CHECK(of_8_bits == chunks);
+      CHECK(of_bf16 == 4);
+    }
+  }
+}
+
 TEST_CASE("recomputation under scales of blocks changes no bit, nor do biases that wait") {
   for (const Changes& scales : kBoth) {
     CAPTURE(scales);

@@ -119,6 +119,25 @@ TEST_CASE("8-bit GEMMs of odd numbers of tokens are padded") {
   check_close(reference, Run(with(kTensorwise, {"train.micro_batch_size=1"})).losses(5), kLosses);
 }
 
+TEST_CASE(
+    "rows that are shorter than their padding train in 8 bits, and on more ranks than tokens") {
+  // Rows of at most two tokens are padded to 16 for 8-bit GEMMs, and to four on four ranks.
+  constexpr int64_t kLongest = 2;
+  const auto data = std::make_shared<ShortRows>(kLongest);
+  const Changes rows = with(rows_of(kLongest), {"model.num_query_groups=4"}),
+                tensor{"distributed.strategy=megatron_ddp", "distributed.tp_size=4",
+                       "distributed.sequence_parallel=true"};
+  for (const Changes& more : {Changes{}, Changes{"model.architecture=gpt2"}}) {
+    CAPTURE(more);
+    const Changes bf16 = with(with(kBf16, rows), more);
+    const Result one = train_alone(bf16, 4, data);
+    for (const Changes& scales : {kTensorwise, kDelayed})
+      check_close(one.losses, train_alone(with(scales, with(rows, more)), 4, data).losses, kLosses);
+    for (const Result& r : train_ranks(4, with(bf16, tensor), 4, "thread", data))
+      check_close(one.losses, r.losses, kLosses);
+  }
+}
+
 TEST_CASE("layouts in 8 bits give the losses of one rank") {
   const std::vector<Changes> layouts{
       {"distributed.strategy=ddp"},

@@ -71,26 +71,6 @@ std::map<std::string, std::set<DType>> projection_types(const Changes& changes) 
   return types;
 }
 
-// Rows of text of different lengths.
-class Rows : public data::Dataset {
- public:
-  static constexpr int64_t kLongest = 64;
-  int64_t seq_length() const override { return kLongest; }
-  int64_t size() const override { return 8; }
-  bool packed() const override { return true; }
-  bool fixed_length() const override { return false; }
-  void sample(int64_t index, data::Sample& out) const override {
-    out = {};
-    const int64_t length = 3 + 5 * index % 11;
-    for (int64_t s = 0; s < length; ++s) {
-      out.input.push_back(int32_t((index + s) % kVocab));
-      out.label.push_back(int32_t((index + s + 1) % kVocab));
-      out.position.push_back(int32_t(s));
-    }
-    out.documents = {length};
-  }
-};
-
 }  // namespace
 
 TEST_CASE("losses of further tokens in 8 bits follow those in bf16 for 30 steps") {
@@ -151,29 +131,32 @@ TEST_CASE("the projection of both inputs reads 8 bits in forward and in both pas
          types(bf16, bf16)));
 }
 
-// cuBLASLt needs multiples of 4 under scales of 128 numbers.
-TEST_CASE("each of eight ranks of tensor parallelism has a multiple of four of the rows of text") {
-  const Recipe r =
-      tiny(with(with(kBlockwise, kModel),
-                {"model.num_attention_heads=8", "model.num_query_groups=8", "model.kv_channels=128",
-                 "model.ffn_hidden_size=1024", "dataset.form=rows",
-                 fmt::format("dataset.seq_length={}", Rows::kLongest), "train.micro_batch_size=1",
-                 "train.global_batch_size=4", "distributed.tp_size=8",
-                 "distributed.sequence_parallel=true"}),
-           8);
-  std::set<int64_t> rows;  // of rank 0
-  run_ranks(8, "thread", [&](TestRank& rank) {
-    train::Trainer t = make_trainer(rank.device, r, std::make_shared<Rows>(), rank.world);
-    if (rank.rank() == 0)
-      rank.device.set_launch_check([&](Stream&, const device::LaunchInfo& info) {
-        if (std::string(info.name) == "matmul_fc1_fwd" &&
-            rank.device.scope().ends_with(".prediction_input"))
-          rows.insert(info.reads.at(0).bytes / (2 * r.model.hidden_size));
-      });
-    t.step();
-    rank.device.set_launch_check({});
-  });
-  CHECK(rows == std::set<int64_t>{4});
+TEST_CASE("rows of text are padded to the plan's multiple for each rank of tensor parallelism") {
+  constexpr int64_t kLongest = 13;
+  const Recipe r = tiny(with(with(with(kBlockwise, kModel), rows_of(kLongest)),
+                             {"model.num_attention_heads=8", "model.num_query_groups=8",
+                              "model.kv_channels=128", "model.ffn_hidden_size=1024",
+                              "distributed.tp_size=8", "distributed.sequence_parallel=true"}),
+                        8);
+  for (const int64_t multiple : {1, 4}) {
+    std::set<int64_t> rows;  // of rank 0
+    run_ranks(8, "thread", [&](TestRank& rank) {
+      RunPlan plan = plan::make_plan(r, 8, kVocab);
+      plan.fp8.rows_multiple = multiple;
+      train::Trainer t = train::build_trainer(rank.device, std::move(plan),
+                                              std::make_shared<ShortRows>(kLongest), rank.world);
+      if (rank.rank() == 0)
+        rank.device.set_launch_check([&](Stream&, const device::LaunchInfo& info) {
+          if (std::string(info.name) == "matmul_fc1_fwd" &&
+              rank.device.scope().ends_with(".prediction_input"))
+            rows.insert(info.reads.at(0).bytes / (2 * r.model.hidden_size));
+        });
+      t.step();
+      rank.device.set_launch_check({});
+    });
+    // All ranks together have a multiple of 16.
+    CHECK(rows == std::set{std::max<int64_t>(2, multiple)});
+  }
 }
 
 TEST_CASE("layouts of further tokens in 8 bits give the losses of one rank") {

@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include <fmt/core.h>
+
 #include "train_ranks.h"
 
 namespace train_testing {
@@ -20,6 +22,33 @@ inline const Changes kTensorwise = fp8({}),
                      kDelayed = fp8({"mixed_precision.fp8_recipe=delayed",
                                      "mixed_precision.fp8_amax_history_len=4",
                                      "mixed_precision.fp8_amax_compute_algo=max"});
+
+// Rows of 1 to `longest` tokens.
+class ShortRows : public data::Dataset {
+ public:
+  explicit ShortRows(int64_t longest) : longest_(longest) {}
+  int64_t seq_length() const override { return longest_; }
+  int64_t size() const override { return 64; }
+  bool packed() const override { return true; }
+  bool fixed_length() const override { return false; }
+  void sample(int64_t index, data::Sample& out) const override {
+    out = {};
+    const int64_t length = 1 + 5 * index % longest_;
+    for (int64_t s = 0; s < length; ++s) {
+      out.input.push_back(int32_t((index + s) % kVocab));
+      out.label.push_back(int32_t((index + s + 1) % kVocab));
+      out.position.push_back(int32_t(s));
+    }
+    out.documents = {length};
+  }
+
+ private:
+  const int64_t longest_;
+};
+inline Changes rows_of(int64_t longest) {
+  return {"dataset.form=rows", fmt::format("dataset.seq_length={}", longest),
+          "train.micro_batch_size=1", "train.global_batch_size=4"};
+}
 
 struct Run {
   explicit Run(const Changes& changes)

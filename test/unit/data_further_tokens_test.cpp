@@ -50,6 +50,8 @@ TEST_CASE("further tokens end with the document, and shares take them along") {
   const Batch padded = data::pad_rows(batch, 16);
   CHECK(padded.further[0].input.size() == 16);
   CHECK(padded.further[0].label.back() == -1);
+  // Tables of positions may be as short as the longest row, and padding may be longer.
+  CHECK(padded.position == std::vector<int32_t>{0, 1, 2, 3, 4, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0});
 }
 
 }  // namespace data_further_tokens_test

@@ -2,6 +2,7 @@
 
 #include <bit>
 #include <cmath>
+#include <functional>
 #include <limits>
 
 #include "attention_reference.h"
@@ -50,7 +51,9 @@ struct Run {
   Array q, k, v, dout, out, lse, dq, dk, dv;
   int64_t q_stride, k_stride, v_stride, out_stride;
 
-  Run(const Case& c, DType type, Bf16Arithmetic bf16 = Bf16Arithmetic::widened)
+  // `change` may change operands before they are used.
+  Run(const Case& c, DType type, Bf16Arithmetic bf16 = Bf16Arithmetic::widened,
+      const std::function<void(Run&)>& change = {})
       : q(Array::normal(type, c.B * c.Sq * (c.A * c.D + kGap), 1)),
         k(Array::normal(type, c.B * c.Skv * (c.G * c.D + kGap), 2)),
         v(Array::normal(type, c.B * c.Skv * (c.G * c.value_dim() + kGap), 3)),
@@ -64,6 +67,7 @@ struct Run {
         k_stride(c.G * c.D + kGap),
         v_stride(c.G * c.value_dim() + kGap),
         out_stride(c.A * c.value_dim() + kGap) {
+    if (change) change(*this);
     const Array cu = Array::ids(c.cu_seqlens);
     const AttentionShape shape = shape_of(c, cu);
     cpu::run(AttentionForward{.shape = shape,
@@ -361,6 +365,48 @@ TEST_CASE("attention: any number of threads gives the same bits") {
         REQUIRE(many.dv == alone.dv);
       }
     }
+}
+
+TEST_CASE("attention: any number of threads gives the same bits of operands that are not finite") {
+  const double infinity = std::numeric_limits<double>::infinity();
+  const auto check_threads = [&](const Case& c, DType type, Bf16Arithmetic bf16) {
+    for (const double value : {double(NAN), infinity, -infinity})
+      for (const auto& [name, operand] :
+           {std::pair{"q", &Run::q}, {"k", &Run::k}, {"v", &Run::v}, {"dout", &Run::dout}}) {
+        INFO(c.name << " " << dtype_name(type) << " " << name << " " << value);
+        const auto change = [&, operand = operand](Run& run) {
+          Array& x = run.*operand;
+          // A full row, and one element of another row.
+          const int64_t stride = x.size() / (c.B * c.Sq);
+          for (int64_t i = 0; i < stride - Run::kGap; ++i) x.set(137 * c.B * stride + i, value);
+          x.set(205 * c.B * stride + 3, value);
+        };
+        const Run alone(c, type, bf16, change);
+        for (int threads : {2, 3}) {
+          INFO(threads << " threads");
+          ThreadPool pool(threads);
+          const ThreadPool::Scope scope(&pool);
+          const Run many(c, type, bf16, change);
+          REQUIRE(many.out == alone.out);
+          REQUIRE(many.lse == alone.lse);
+          REQUIRE(many.dq == alone.dq);
+          REQUIRE(many.dk == alone.dk);
+          REQUIRE(many.dv == alone.dv);
+        }
+      }
+  };
+  // More rows than a thread's task has, if there are several threads.
+  for (const Case& c :
+       {Case{"causal", 1, 300, 300, 2, 1, 20}, Case{"window", 2, 280, 280, 1, 1, 16, true, 0, 40},
+        Case{"capped", 1, 300, 300, 1, 1, 16, true, 0, 0, {}, 1},
+        Case{"documents", 1, 300, 300, 1, 1, 16, true, 0, 0, {0, 110, 201, 300}}}) {
+    for_each_isa([&](const char* isa) {
+      INFO(isa);
+      check_threads(c, DType::f32, Bf16Arithmetic::widened);
+    });
+    check_threads(c, DType::bf16, Bf16Arithmetic::widened);
+    if (cpu::supports(Bf16Arithmetic::tiles)) check_threads(c, DType::bf16, Bf16Arithmetic::tiles);
+  }
 }
 
 TEST_CASE("attention: a NaN among the operands stays visible") {

@@ -23,7 +23,7 @@ struct Scattered {
 };
 
 // Scatters the sums of a "GEMM" that copies its input. Element i of rank r's input is i + 1000 r.
-Scattered scattered(int ranks, int64_t T, int64_t splits, bool in_fours) {
+Scattered scattered(int ranks, int64_t T, int64_t splits, int64_t rows_multiple) {
   constexpr int64_t kWidth = 2;
   std::vector<std::vector<double>> parts(static_cast<size_t>(ranks));
   Scattered result;
@@ -38,7 +38,7 @@ Scattered scattered(int ranks, int64_t T, int64_t splits, bool in_fours) {
     std::vector<float> values(size_t(T * kWidth));
     for (size_t i = 0; i < values.size(); ++i) values[i] = float(i) + 1000 * float(rank.rank());
     const Tensor x = Tensor::from_host(compute, {T, kWidth}, values);
-    const Tensor sum = gemm_reduce_scatter_pipelined(comm, x, kWidth, splits, in_fours,
+    const Tensor sum = gemm_reduce_scatter_pipelined(comm, x, kWidth, splits, rows_multiple,
                                                      [&](const Tensor& in, const Tensor& out) {
                                                        if (rank.rank() == 0)
                                                          result.chunks.push_back(in.dim(0));
@@ -66,10 +66,10 @@ TEST_CASE("a pipeline of chunks sums all rows, in chunks of four rows if four di
                                          {4, 24, 4, {8, 8, 4, 4}, {8, 8, 8}},
                                          {4, 12, 2, {8, 4}, {8, 4}},
                                          {2, 6, 2, {4, 2}, {4, 2}}})
-    for (const bool in_fours : {false, true}) {
-      CAPTURE(c.ranks, c.T, c.splits, in_fours);
-      const Scattered s = scattered(c.ranks, c.T, c.splits, in_fours);
-      CHECK(s.chunks == (in_fours ? c.in_fours : c.chunks));
+    for (const int64_t rows_multiple : {1, 4}) {
+      CAPTURE(c.ranks, c.T, c.splits, rows_multiple);
+      const Scattered s = scattered(c.ranks, c.T, c.splits, rows_multiple);
+      CHECK(s.chunks == (rows_multiple == 4 ? c.in_fours : c.chunks));
       std::vector<double> want;
       for (int64_t i = 0; i < 2 * c.T; ++i)
         want.push_back(double(c.ranks * i + 1000 * c.ranks * (c.ranks - 1) / 2));

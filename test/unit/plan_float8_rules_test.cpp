@@ -71,55 +71,68 @@ TEST_CASE("layers in bf16 beside 8-bit ones are counted within the model") {
       "mixed_precision.num_layers_at_end_in_bf16", "ignored");
 }
 
+namespace {
+
+const Overrides kBlocks{"mixed_precision={fp8: e4m3, fp8_recipe: blockwise}", "train.device=cuda",
+                        "model.ffn_hidden_size=768", "model.kv_channels=64"};
+Overrides also(Overrides all, const Overrides& more) {
+  all.insert(all.end(), more.begin(), more.end());
+  return all;
+}
+
+}  // namespace
+
 TEST_CASE("scales of blocks are refused where the device or the sizes do not fit") {
-  const Overrides blocks{"mixed_precision={fp8: e4m3, fp8_recipe: blockwise}", "train.device=cuda",
-                         "model.ffn_hidden_size=768", "model.kv_channels=64"},
-      mx{"mixed_precision={fp8: e4m3, fp8_recipe: mxfp8}", "train.device=cuda",
-         "hardware.gpu=b200"};
-  const auto also = [](Overrides all, const Overrides& more) {
-    all.insert(all.end(), more.begin(), more.end());
-    return all;
-  };
-  expect_accepts({.what = "blockwise on h100", .set = blocks});
-  expect_accepts({.what = "blockwise on h200", .set = also(blocks, {"hardware.gpu=h200"})});
-  expect_error({.what = "blockwise on b200", .set = also(blocks, {"hardware.gpu=b200"})},
+  const Overrides mx{"mixed_precision={fp8: e4m3, fp8_recipe: mxfp8}", "train.device=cuda",
+                     "hardware.gpu=b200"};
+  expect_accepts({.what = "blockwise on h100", .set = kBlocks});
+  expect_accepts({.what = "blockwise on h200", .set = also(kBlocks, {"hardware.gpu=h200"})});
+  expect_error({.what = "blockwise on b200", .set = also(kBlocks, {"hardware.gpu=b200"})},
                "mixed_precision.fp8_recipe", "compute capability 9 (h100, h200), not b200");
-  expect_error({.what = "blocks on a100", .set = also(blocks, {"hardware.gpu=a100"})},
+  expect_error({.what = "blocks on a100", .set = also(kBlocks, {"hardware.gpu=a100"})},
                "mixed_precision.fp8", "a100");
   expect_accepts({.what = "mxfp8 on b200", .set = mx});
-  expect_error({.what = "blocks on l40s", .set = also(blocks, {"hardware.gpu=l40s"})},
+  expect_error({.what = "blocks on l40s", .set = also(kBlocks, {"hardware.gpu=l40s"})},
                "mixed_precision.fp8_recipe", "l40s");
   expect_accepts({.what = "mxfp8 on gb300", .set = also(mx, {"hardware.gpu=gb300"})});
   expect_error({.what = "mxfp8 on h100", .set = also(mx, {"hardware.gpu=h100"})},
                "mixed_precision.fp8_recipe", "compute capability 10 or newer");
   for (const char* scales : {"blockwise", "mxfp8"})
     expect_accepts({.what = "emulated",
-                    .set = also(blocks, {std::string("mixed_precision.fp8_recipe=") + scales,
-                                         "train.device=cpu", "debug.emulate_fp8=true"})});
-  expect_error({.what = "ffn of blocks of 128", .set = also(blocks, {"model.ffn_hidden_size=704"})},
-               "model.ffn_hidden_size", "multiple of 128, not 704");
+                    .set = also(kBlocks, {std::string("mixed_precision.fp8_recipe=") + scales,
+                                          "train.device=cpu", "debug.emulate_fp8=true"})});
+  expect_error(
+      {.what = "ffn of blocks of 128", .set = also(kBlocks, {"model.ffn_hidden_size=704"})},
+      "model.ffn_hidden_size", "multiple of 128, not 704");
   expect_accepts({.what = "ffn of blocks of 32", .set = mx});  // 704
   expect_error({.what = "ffn beside blocks of 32", .set = also(mx, {"model.ffn_hidden_size=720"})},
                "model.ffn_hidden_size", "multiple of 32, not 720");
   expect_error({.what = "a rank's ffn",
                 .world = 2,
-                .set = also(blocks, {"distributed.tp_size=2", "model.ffn_hidden_size=896"})},
+                .set = also(kBlocks, {"distributed.tp_size=2", "model.ffn_hidden_size=896"})},
                "model.ffn_hidden_size", "multiple of 128, not 448");
   // 4 groups of 64 are 256 columns: two ranks have whole blocks of them, four have not.
   const auto ranks = [&](int64_t n) {
     return Setting{.what = "a rank's keys",
                    .world = n,
-                   .set = also(blocks, {fmt::format("distributed.tp_size={}", n),
-                                        "model.ffn_hidden_size=1024"})};
+                   .set = also(kBlocks, {fmt::format("distributed.tp_size={}", n),
+                                         "model.ffn_hidden_size=1024"})};
   };
   expect_accepts(ranks(2));
   expect_error(ranks(4), "model.num_query_groups", "multiple of 128, not 64");
-  expect_error({.what = "odd tokens", .set = also(blocks, {"dataset.seq_length=1022"})},
+  expect_warning({.what = "margin", .set = also(kBlocks, {"mixed_precision.fp8_margin=1"})},
+                 "mixed_precision.fp8_margin", "ignored");
+  expect_error({.what = "history", .set = also(mx, {"mixed_precision.fp8_amax_history_len=4"})},
+               "mixed_precision.fp8_amax_history_len", "no history");
+}
+
+TEST_CASE("under scales of blocks on a GPU, a multiple of four tokens is multiplied at once") {
+  expect_error({.what = "odd tokens", .set = also(kBlocks, {"dataset.seq_length=1022"})},
                "dataset.seq_length", "multiple of 4 tokens, not 1022");
   // Under sequence parallelism a rank projects its own rows for multi-token prediction.
   const Overrides rows =
-      also(blocks, {"distributed.tp_size=2", "distributed.sequence_parallel=true",
-                    "model.ffn_hidden_size=1024", "dataset.seq_length=4100"});
+      also(kBlocks, {"distributed.tp_size=2", "distributed.sequence_parallel=true",
+                     "model.ffn_hidden_size=1024", "dataset.seq_length=4100"});
   expect_accepts({.what = "rows of all ranks", .world = 2, .set = rows});
   expect_error({.what = "own rows", .world = 2, .set = also(rows, {"model.mtp_num_layers=1"})},
                "dataset.seq_length", "multiple of 4 tokens, not 2050");
@@ -139,14 +152,22 @@ TEST_CASE("scales of blocks are refused where the device or the sizes do not fit
                     .world = 2,
                     .set = also(ring(method, 4100), {"mixed_precision.fp8_recipe=tensorwise"})});
   }
+  // A ring that gathers may send the chunks of two of four ranks at once.
+  const auto at_once = [&](const std::string& gemm, int64_t length) {
+    return Setting{.what = "two chunks at once",
+                   .world = 4,
+                   .set = also(ring(gemm + ": {method: ring_exchange, aggregate: true}", length),
+                               {"distributed.tp_size=4", "model.num_query_groups=8"})};
+  };
+  expect_accepts(at_once("qkv_fprop", 2056));
+  expect_error(at_once("qkv_fprop", 2052), "comm_overlap.tp_comm_overlap_cfg.qkv_fprop",
+               "chunks of a multiple of 4 tokens, not 1026");
+  expect_error(at_once("fc2_fprop", 2056), "comm_overlap.tp_comm_overlap_cfg.fc2_fprop",
+               "chunks of a multiple of 4 tokens, not 514");
   expect_accepts({.what = "rings by default", .world = 2, .set = ring("", 4100)});
   expect_accepts({.what = "pipelines",
                   .world = 2,
                   .set = ring("fc2_fprop: {method: pipeline, num_splits: 3}", 4100)});
-  expect_warning({.what = "margin", .set = also(blocks, {"mixed_precision.fp8_margin=1"})},
-                 "mixed_precision.fp8_margin", "ignored");
-  expect_error({.what = "history", .set = also(mx, {"mixed_precision.fp8_amax_history_len=4"})},
-               "mixed_precision.fp8_amax_history_len", "no history");
 }
 
 TEST_CASE("8-bit linears of latent attention need sizes of their own") {

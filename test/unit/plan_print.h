@@ -153,7 +153,7 @@ class Print {
           master_weights, stochastic_rounding, moments, muon, groups)
   MEMBERS(LrScheduleOptions, decay, lr, min_lr, init_lr, warmup_steps, decay_begin, decay_end)
   MEMBERS(LossScaleOptions, on, dynamic, initial, min, window, hysteresis)
-  MEMBERS(Fp8Options, on, begin, end, formats, delayed, margin, history, most_recent)
+  MEMBERS(Fp8Options, on, begin, end, formats, delayed, margin, history, most_recent, rows_multiple)
   MEMBERS(LinearFormats, input, weight, gradient)
   MEMBERS(QuantFormat, element, blocks)
   MEMBERS(TrainOptions, epochs, epoch_samples, steps, global_batch_size, seed, log_every,

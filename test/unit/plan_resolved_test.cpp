@@ -11,6 +11,8 @@ using namespace mtrain;
 using namespace mtrain::plan;
 using namespace recipe_cases;
 using Catch::Matchers::Contains;
+using Catch::Matchers::EndsWith;
+using Catch::Matchers::StartsWith;
 
 namespace {
 Overlap overlap_of(int64_t world, const Overrides& overrides, const std::string& more = "") {
@@ -242,6 +244,41 @@ TEST_CASE("a ring is off if 8-bit GEMMs cannot have its chunks") {
         "auto | none | fp8_recipe blockwise needs chunks of a multiple of 4 tokens, not 514");
   CHECK_THAT(gemm_row(fours, "fc2_fprop"), Contains("auto | pipeline x4"));
   CHECK_THAT(gemm_row(fours, "fc1_dgrad"), Contains("auto | bulk"));
+  // Two chunks at once have 2 x 514 tokens, which are a multiple of 4.
+  Overrides at_once = fours;
+  at_once.push_back(
+      "comm_overlap.tp_comm_overlap_cfg={qkv_fprop: {method: ring_exchange, aggregate: true}}");
+  CHECK_THAT(gemm_row(at_once, "qkv_fprop"),
+             StartsWith("ring_exchange | ring_exchange") && EndsWith(", two at a time"));
+}
+
+TEST_CASE("only blockwise GEMMs on a GPU need a multiple of four rows") {
+  // Each rank has 12 rows. In fours they make three chunks.
+  struct Case {
+    std::string device, recipe;
+    int64_t multiple;
+    std::string chunks;
+  };
+  for (const Case& c :
+       {Case{"cuda", "blockwise", 4, "pipeline x3"}, Case{"cuda", "tensorwise", 1, "pipeline x4"},
+        Case{"cuda", "delayed", 1, "pipeline x4"}, Case{"cpu", "blockwise", 1, "pipeline x4"}}) {
+    CAPTURE(c.device, c.recipe);
+    const Overrides set{
+        "dataset.seq_length=48",
+        "train.device=" + c.device,
+        "hardware.gpu=h100",
+        "mixed_precision={fp8: hybrid, fp8_recipe: " + c.recipe + "}",
+        fmt::format("debug.emulate_fp8={}", c.device == "cpu"),
+        "model.ffn_hidden_size=1024",
+        "model.kv_channels=64",
+        "model.num_query_groups=8",
+        "distributed.tp_size=4",
+        "distributed.sequence_parallel=true",
+        "comm_overlap.tp_comm_overlap=true",
+        "comm_overlap.tp_comm_overlap_cfg={fc2_fprop: {method: pipeline, num_splits: 4}}"};
+    CHECK(make_plan(recipe_of(4, set), 4, 512).fp8.rows_multiple == c.multiple);
+    CHECK_THAT(gemm_row(set, "fc2_fprop"), StartsWith("pipeline x4 | " + c.chunks));
+  }
 }
 
 TEST_CASE("the table shows for each GEMM the method that tensor parallelism gets") {

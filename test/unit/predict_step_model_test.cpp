@@ -2,6 +2,7 @@
 #include <ctime>
 #include <map>
 #include <set>
+#include <span>
 
 #include <fmt/ranges.h>
 #include <catch2/catch.hpp>
@@ -467,6 +468,34 @@ const Changes kManyStages[] = {
     {"distributed.strategy=fsdp2", "model.num_layers=80", "distributed.pp_size=2",
      "distributed.vpp_size=8"}};
 
+// The same pipelines with other schedules, and with experts, whose first step is computed.
+const std::string kReplicated = "ddp.use_distributed_optimizer=false";
+Changes with_experts(Changes more) {
+  more.insert(more.end(), {"model.moe.num_experts=8", "model.moe.router_topk=2",
+                           "model.moe.ffn_hidden_size=32", "distributed.ep_size=2"});
+  return more;
+}
+const Changes kOtherStages[] = {
+    {"distributed.pipeline.pp_schedule=zero_bubble", "distributed.strategy=megatron_ddp",
+     kReplicated},
+    {"distributed.pipeline.pp_schedule=looped_bfs", "distributed.strategy=fsdp2"},
+    {"distributed.pipeline.pp_schedule=dfs", "distributed.strategy=megatron_ddp"},
+    with_experts({"distributed.strategy=megatron_ddp"}),
+    with_experts({"distributed.strategy=fsdp2"}),
+    with_experts({"distributed.pipeline.pp_schedule=zero_bubble",
+                  "distributed.strategy=megatron_ddp", kReplicated}),
+    with_experts({"distributed.strategy=megatron_ddp", "model.moe.first_dense_layers=8",
+                  "model.moe.shared_expert_ffn_hidden_size=32"})};
+
+// Pipelines whose ranks record all of their stages. Either a rank has two stages that follow each
+// other, or the last stages also send what multi-token prediction needs.
+const Changes kRecordedTogether[] = {
+    {"distributed.strategy=megatron_ddp", "distributed.pipeline.pp_schedule=v_schedule",
+     "distributed.vpp_size=2"},
+    with_experts({"distributed.strategy=megatron_ddp", "distributed.vpp_size=2",
+                  "distributed.pipeline.pp_schedule=dualpipev"}),
+    {"distributed.strategy=megatron_ddp", "model.mtp_num_layers=2"}};
+
 RunPlan of_many_stages(const Changes& more) {
   Changes all{"model.num_layers=32", "distributed.pp_size=4", "distributed.vpp_size=4",
               "distributed.pipeline.pp_schedule=interleaved_1f1b", "train.global_batch_size=32"};
@@ -486,9 +515,10 @@ void expect_same(const MicroBatchSequences& a, const MicroBatchSequences& b) {
   expect_same(a.last, b.last);
 }
 
-TEST_CASE("stages that are recorded without others of their rank enqueue the same") {
+// Compares recordings of all stages of a rank with recordings without two of them.
+void expect_same_without_others(std::span<const Changes> plans) {
   const plan::Cluster c = cluster();
-  for (const Changes& changes : kManyStages) {
+  for (const Changes& changes : plans) {
     INFO(fmt::format("{}", fmt::join(changes, " ")));
     const RunPlan plan = with_three_micro_batches(of_many_stages(changes)).value();
     REQUIRE(can_skip_stages(plan));
@@ -520,14 +550,28 @@ TEST_CASE("stages that are recorded without others of their rank enqueue the sam
   }
 }
 
+TEST_CASE("stages that are recorded without others of their rank enqueue the same") {
+  expect_same_without_others(kManyStages);
+}
+
+TEST_CASE("stages of other schedules and with experts do so, too") {
+  expect_same_without_others(kOtherStages);
+}
+
 TEST_CASE("no stage is left out on which other stages of its rank depend") {
   const Changes kDepend[] = {
       // Stages gather ahead for each other, or an update gathers for more than the first of them.
       {"distributed.strategy=fsdp2", "distributed.reshard_after_forward=true"},
       {"distributed.strategy=fsdp2", "distributed.reshard_after_forward=false"},
       {"distributed.strategy=fsdp2", "distributed.fsdp2_forward_prefetch_depth=3"},
-      {"distributed.strategy=fsdp2", "model.num_layers=16"}};
+      {"distributed.strategy=fsdp2", "model.num_layers=16"},
+      // Weight gradients that wait keep more gradients of sharded units at once.
+      {"distributed.strategy=fsdp2", "distributed.pipeline.pp_schedule=zero_bubble"}};
   for (const Changes& changes : kDepend) {
+    INFO(fmt::format("{}", fmt::join(changes, " ")));
+    CHECK_FALSE(can_skip_stages(of_many_stages(changes)));
+  }
+  for (const Changes& changes : kRecordedTogether) {
     INFO(fmt::format("{}", fmt::join(changes, " ")));
     CHECK_FALSE(can_skip_stages(of_many_stages(changes)));
   }
@@ -558,11 +602,12 @@ TEST_CASE("of stages that are alike one is recorded") {
   CHECK(recorded({"distributed.strategy=megatron_ddp"}) < 16);
 }
 
-TEST_CASE("a stage that stands for others takes their time") {
+void expect_same_times(std::span<const Changes> plans) {
   const plan::Cluster c = cluster();
-  for (const Changes& changes : kManyStages) {
+  for (const Changes& changes : plans) {
     INFO(fmt::format("{}", fmt::join(changes, " ")));
-    const RunPlan plan = with_three_micro_batches(of_many_stages(changes)).value();
+    const RunPlan full = of_many_stages(changes),
+                  plan = with_three_micro_batches(full).value_or(full);
     const Prediction few = StepModel(plan, c).price(SheetCosts(c, {})),
                      all = StepModel(plan, c, RecordedParts::all).price(SheetCosts(c, {}));
     CHECK(few.step_s == Approx(all.step_s).epsilon(1e-9));
@@ -572,6 +617,12 @@ TEST_CASE("a stage that stands for others takes their time") {
       CHECK(few.busy(axis) == Approx(all.busy(axis)).epsilon(1e-9));
     }
   }
+}
+
+TEST_CASE("a stage that stands for others takes their time") {
+  expect_same_times(kManyStages);
+  expect_same_times(kOtherStages);
+  expect_same_times(kRecordedTogether);
 }
 
 // A stage of a pipeline of two computes half of the layers; the head is in the last one.

@@ -184,7 +184,8 @@ MT_INLINE void block(Task& t, const AttentionBackward& args, int64_t b, int64_t 
   Panel panels[div_up(kRows, kTileRows)];
   const int64_t count = div_up(t.rows, kTileRows);
   for (int64_t i = 0; i < count; ++i)
-    panels[i] = panel_of(t.seen, t.rows, count, i, t.key0, t.keys);
+    panels[i] = panel_of(t.seen, part_begin(t.rows, count, i), part_begin(t.rows, count, i + 1),
+                         t.key0, t.keys);
   // The panels that attend to a slab are consecutive, and move down with the slab.
   for (int64_t c = 0, p0 = 0; c < t.keys; c += W) {
     while (p0 < count && panels[p0].c1 <= c) ++p0;

@@ -1,6 +1,8 @@
-// Forward of kernels/attention.h. A task owns a block of query rows of all heads that share a kv
-// head, and iterates over blocks of keys with fixed bounds. Therefore the result of finite operands
-// does not depend on the threads or the size of a task.
+// Forward of kernels/attention.h. A sequence's query rows are split into panels. A task owns
+// consecutive panels of all heads that share a kv head, and iterates over blocks of keys with fixed
+// bounds. A row's result depends on its panel if a key that other rows of the panel attend to has a
+// value that is not finite: its weight of 0 does not hide that value. Panels are the same for all
+// tasks. Therefore the result does not depend on the threads or the size of a task.
 #include "kernels/cpu/vector/attention_tile.h"
 
 namespace mtrain::kernels::cpu::MTRAIN_ISA {
@@ -10,9 +12,10 @@ constexpr int64_t kKeys = 256;  // keys in a block
 // Panels of rows that are computed together. A slab of keys or values stays in the first-level
 // cache while all of them are multiplied by it.
 constexpr int64_t kPanels = 8;
-// Query rows of a task, per head. Each task packs the keys and values that its rows attend to. Many
-// rows share this cost, few rows leave enough tasks for many threads. Query heads that share a kv
-// head share the cost, too: with them, a task that fits into the second-level cache is faster.
+// Query rows of a task, per head, rounded up to full panels. Each task packs the keys and values
+// that its rows attend to. Many rows share this cost, few rows leave enough tasks for many threads.
+// Query heads that share a kv head share the cost, too: with them, a task that fits into the
+// second-level cache is faster.
 constexpr int64_t kMaxRows = 1024, kMinRows = 256;
 // Floats of q, or of the sums, in a task: 1 MiB and 512 KiB.
 constexpr int64_t kMaxFloatsOfHead = 1 << 18, kMaxFloatsOfGroup = 1 << 17;
@@ -24,11 +27,20 @@ struct Softmax {
   bool started;
 };
 
+// The panels of a task, which are some of those of a sequence. Rows count from the task's first.
+struct Panels {
+  int64_t Sq, all;     // query rows of the sequence, and the panels into which they are split
+  int64_t first, end;  // the task's
+  int64_t count() const { return end - first; }
+  int64_t sequence_row(int64_t panel) const { return part_begin(Sq, all, first + panel); }
+  int64_t row(int64_t panel) const { return sequence_row(panel) - sequence_row(0); }
+};
+
 struct Task {
   const AttentionShape& shape;
-  int64_t rows, panels;  // query rows, and the panels into which they are split
-  const Seen* seen;      // keys of each row
-  int64_t key0, keys;    // the current block
+  Panels panels;
+  const Seen* seen;    // keys of each row
+  int64_t key0, keys;  // the current block
   const float *q, *keys_t, *values;
   float *out, *scores;
   ScoreCap cap;
@@ -121,7 +133,7 @@ MT_INLINE void attend(const Task& t, Softmax* state, int64_t p0, int64_t p1) {
   float decay[kPanels][kLanes];
   const auto scores = [&](int64_t i) { return t.scores + i * kTileRows * kKeys; };
   for (int64_t i = 0; i < count; ++i)
-    panels[i] = panel_of(t.seen, t.rows, t.panels, p0 + i, t.key0, t.keys);
+    panels[i] = panel_of(t.seen, t.panels.row(p0 + i), t.panels.row(p0 + i + 1), t.key0, t.keys);
   for (int64_t c = panels[0].c0; c < panels[count - 1].c1; c += W)
     for (int64_t i = 0; i < count; ++i) {
       const Panel& panel = panels[i];
@@ -158,8 +170,8 @@ MT_INLINE void attend(const Task& t, Softmax* state, int64_t p0, int64_t p1) {
 template <class T>
 MT_INLINE void finish(const Task& t, const Softmax* state, Rows<T> out, int64_t q0, float* lse) {
   const int64_t Dv = t.shape.value_dim();
-  for (int64_t p = 0; p < t.panels; ++p) {
-    const int64_t row0 = part_begin(t.rows, t.panels, p), end = part_begin(t.rows, t.panels, p + 1);
+  for (int64_t p = 0; p < t.panels.count(); ++p) {
+    const int64_t row0 = t.panels.row(p), end = t.panels.row(p + 1);
     for (int64_t i = row0; i < end; ++i) {
       const float sum = state[p].sum[i - row0], top = state[p].top[i - row0];
       lse[q0 + i] = sum == 0 ? -__builtin_inff() : top * kLn2 + __builtin_logf(sum);
@@ -173,10 +185,10 @@ MT_INLINE void finish(const Task& t, const Softmax* state, Rows<T> out, int64_t 
 }
 
 template <class T>
-void forward(const AttentionForward& f, int64_t b, int64_t g, int64_t q0, int64_t q1) {
+void forward(const AttentionForward& f, int64_t b, int64_t g, const Panels& own) {
   const AttentionShape& s = f.shape;
-  const int64_t D = s.D, Dv = s.value_dim(), group = s.A / s.G, rows = q1 - q0;
-  const int64_t panels = div_up(rows, kTileRows), padded = slabs(Dv) * W;
+  const int64_t panels = own.count(), q0 = own.sequence_row(0), rows = own.row(panels);
+  const int64_t D = s.D, Dv = s.value_dim(), group = s.A / s.G, padded = slabs(Dv) * W;
   const int64_t of_q = rows * slabs(D) * W, of_out = rows * padded;
   const int64_t states = group * panels * int64_t(sizeof(Softmax) / sizeof(float));
   float* next =
@@ -187,20 +199,19 @@ void forward(const AttentionForward& f, int64_t b, int64_t g, int64_t q0, int64_
   float* out = take(group * of_out);
   float* keys_t = take(kKeys * D);
   float* values = take(kKeys * padded);
-  Seen seen[kMaxRows];
+  Seen seen[kMaxRows + kTileRows];
   int64_t document = 0;
   for (int64_t i = 0; i < rows; ++i) seen[i] = seen_by(s, q0 + i, document);
   for (int64_t h = 0; h < group; ++h)
     for (int64_t p = 0; p < panels; ++p) {
-      const int64_t row0 = part_begin(rows, panels, p), end = part_begin(rows, panels, p + 1);
+      const int64_t row0 = own.row(p), end = own.row(p + 1);
       pack_rows(rows_of<T>(f.q, s, b, g * group + h, D), q0 + row0, end - row0, D, s.scale * kLog2E,
                 q + h * of_q + row0 * slabs(D) * W, end - row0);
     }
   for (int64_t i = 0; i < group * panels; ++i) state[i] = {splat(-__builtin_inff()), Vf{}, false};
 
   Task t{.shape = s,
-         .rows = rows,
-         .panels = panels,
+         .panels = own,
          .seen = seen,
          .keys_t = keys_t,
          .values = values,
@@ -229,15 +240,16 @@ void forward(const AttentionForward& f, int64_t b, int64_t g, int64_t q0, int64_
   }
 }
 
-// Returns the query rows of a task. The result of a row does not depend on them.
-MT_INLINE int64_t rows_of_task(const AttentionShape& s, int64_t threads) {
+// Returns how many panels a task has, of `all` panels of a sequence. The result of a row does not
+// depend on it.
+MT_INLINE int64_t panels_of_task(const AttentionShape& s, int64_t all, int64_t threads) {
   const int64_t width = s.A / s.G * slabs(max_of(s.D, s.value_dim())) * W;
   const int64_t floats = s.A == s.G ? kMaxFloatsOfHead : kMaxFloatsOfGroup;
   const int64_t tasks = threads == 1 ? 1 : kTasksPerThread * threads;
   for (int64_t most = kMaxRows;; most /= 2) {
-    const int64_t rows = max_of(kTileRows, min_of(most, floats / width));
-    const int64_t blocks = div_up(s.Sq, rows);
-    if (s.B * s.G * blocks >= tasks || most == kMinRows) return div_up(s.Sq, blocks);
+    const int64_t panels = div_up(max_of(1, min_of(most, floats / width)), kTileRows);
+    const int64_t blocks = div_up(all, panels);
+    if (s.B * s.G * blocks >= tasks || most == kMinRows) return div_up(all, blocks);
   }
 }
 
@@ -247,15 +259,14 @@ void run(const AttentionForward& f);
 void run(const AttentionForward& f) {
   const AttentionShape& s = f.shape;
   if (s.B * s.Sq == 0) return;
-  const int64_t rows = rows_of_task(s, current_threads());
-  const int64_t blocks = div_up(s.Sq, rows), heads = s.B * s.G;
+  const int64_t all = div_up(s.Sq, kTileRows), panels = panels_of_task(s, all, current_threads());
+  const int64_t blocks = div_up(all, panels), heads = s.B * s.G;
   parallel(heads * blocks, 1, [&](int64_t begin, int64_t) {
     // Under a causal mask the last rows attend to the most keys. They come first: threads then end
     // together.
     const int64_t block = blocks - 1 - begin / heads, head = begin % heads;
-    const int64_t q0 = block * rows, q1 = min_of(s.Sq, q0 + rows);
-    if (q0 >= q1) return;
-    with_float(f.q.data.dtype, [&]<class T>() { forward<T>(f, head / s.G, head % s.G, q0, q1); });
+    const Panels own{s.Sq, all, block * panels, min_of(all, (block + 1) * panels)};
+    with_float(f.q.data.dtype, [&]<class T>() { forward<T>(f, head / s.G, head % s.G, own); });
   });
 }
 

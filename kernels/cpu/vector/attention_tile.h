@@ -273,10 +273,8 @@ struct Panel {
   bool sees(int64_t slab) const { return c0 <= slab && slab < c1; }
 };
 
-// Returns panel i of `panels`, into which `rows` rows are split.
-MT_INLINE Panel panel_of(const Seen* seen, int64_t rows, int64_t panels, int64_t i, int64_t key0,
-                         int64_t keys) {
-  const int64_t row0 = part_begin(rows, panels, i), end = part_begin(rows, panels, i + 1);
+// Returns the panel of the rows [row0, end).
+MT_INLINE Panel panel_of(const Seen* seen, int64_t row0, int64_t end, int64_t key0, int64_t keys) {
   return {row0, end - row0, max_of(0, seen[row0].begin - key0) / W * W,
           min_of(keys, seen[end - 1].end - key0)};
 }

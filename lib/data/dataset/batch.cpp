@@ -203,8 +203,8 @@ Batch pad_rows(Batch batch, int64_t multiple) {
   batch.label.resize(size_t(end), -1);
   batch.valid.resize(size_t(end), 0);
   resize_further(batch, size_t(end));
-  batch.position.resize(size_t(end));
-  std::iota(batch.position.end() - rest, batch.position.end(), 0);
+  // Nothing reads the padding's results. Its own positions might be beyond the longest row's.
+  batch.position.resize(size_t(end), 0);
   if (batch.packs > 1) batch.pack.resize(size_t(end), 0);
   batch.documents.push_back(rest);
   batch.S = end;

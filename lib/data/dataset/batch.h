@@ -56,8 +56,8 @@ Batch share_of_batch(const Batch& whole, int64_t rank, int64_t ranks, int64_t mu
 // Fills `further` of a full micro-batch.
 void add_further_tokens(Batch& whole, int64_t depths);
 
-// Appends a document of masked tokens to rows, so that their length is a multiple of `multiple`.
-// Other batches have such a length, and stay as they are.
+// Appends a document of masked tokens, all at position 0, to rows. Their length is then a multiple
+// of `multiple`. Other batches have such a length, and stay as they are.
 Batch pad_rows(Batch batch, int64_t multiple);
 
 struct LoaderOptions {

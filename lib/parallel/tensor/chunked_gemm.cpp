@@ -95,12 +95,12 @@ Tensor gemm_reduce_scatter_ring(const TensorComm& comm, const Tensor& x_TI, int6
 }
 
 Tensor gemm_reduce_scatter_pipelined(const TensorComm& comm, const Tensor& x_TI, int64_t O,
-                                     int64_t splits, bool in_fours, const RowGemm& gemm) {
+                                     int64_t splits, int64_t rows_multiple, const RowGemm& gemm) {
   const int P = comm.size();
   const int64_t T = x_TI.dim(0), I = x_TI.dim(1), own = exact_div(T, int64_t(P));
-  // A split has `unit` rows of each rank, or a multiple. If 4 divides T = P * own, it divides
-  // P * gcd(own, 4), too.
-  const int64_t unit = in_fours ? std::gcd(own, int64_t(4)) : 1, units = own / unit,
+  // A split has `unit` rows of each rank, or a multiple. A divisor of both T = P * own and
+  // P * rows_multiple divides P * unit, too.
+  const int64_t unit = std::gcd(own, rows_multiple), units = own / unit,
                 n = std::min(splits, units);
   Stream& compute = comm.compute();
   const Tensor in = Tensor::empty(compute, {T, I}, x_TI.dtype()),

@@ -29,8 +29,8 @@ Tensor gemm_reduce_scatter_ring(const TensorComm& comm, const Tensor& x_TI, int6
                                 const RowGemm& gemm);
 
 // Does the same by a reduce-scatter for each of at most `splits` chunks. Compute waits for the last
-// one. `in_fours`: each GEMM has a multiple of 4 rows if T is one.
+// one. Each GEMM has a multiple of `rows_multiple` rows if T is one.
 Tensor gemm_reduce_scatter_pipelined(const TensorComm& comm, const Tensor& x_TI, int64_t O,
-                                     int64_t splits, bool in_fours, const RowGemm& gemm);
+                                     int64_t splits, int64_t rows_multiple, const RowGemm& gemm);
 
 }  // namespace mtrain::parallel

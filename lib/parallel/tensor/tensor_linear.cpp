@@ -28,13 +28,13 @@ device::Device::GemmMargin margin_of(const model::Step& step, const plan::GemmOv
 }
 
 // Returns this rank's rows of the sum of all ranks' results. `overlap` must be a chunked method.
-// `quantized`: the GEMM is an 8-bit one, which may need a multiple of 4 rows
-// (plan/tp_gemm_overlap.cpp refuses rings that have other ones).
+// A pipeline's GEMMs have a multiple of `rows_multiple` rows. The plan has no ring with other rows.
 Tensor gemm_reduce_scatter(const TensorComm& comm, const plan::GemmOverlap& overlap,
-                           const Tensor& x_TI, int64_t O, bool quantized, const RowGemm& gemm) {
+                           const Tensor& x_TI, int64_t O, int64_t rows_multiple,
+                           const RowGemm& gemm) {
   return overlap.method == Method::ring_exchange
              ? gemm_reduce_scatter_ring(comm, x_TI, O, gemm)
-             : gemm_reduce_scatter_pipelined(comm, x_TI, O, overlap.splits, quantized, gemm);
+             : gemm_reduce_scatter_pipelined(comm, x_TI, O, overlap.splits, rows_multiple, gemm);
 }
 
 class ColumnParallel : public model::Linear {
@@ -46,6 +46,7 @@ class ColumnParallel : public model::Linear {
         fprop_(o.overlap.at(spec.gemm, Pass::fprop)),
         dgrad_(o.overlap.at(spec.gemm, Pass::dgrad)),
         wgrad_(o.overlap.at(spec.gemm, Pass::wgrad)),
+        float8_rows_multiple_(o.float8_rows_multiple),
         gemms_(params, spec, rows_shard(spec, comm), rows_shard(spec, comm)) {}
 
   // Under sequence parallelism the maximum is over the rows of all ranks, which only the gathered
@@ -119,7 +120,8 @@ class ColumnParallel : public model::Linear {
   model::InputGradient chunked_dgrad(model::Step& step, model::LinearOperand dy_TO) {
     const auto margin = margin_of(step, dgrad_);
     const Tensor dx = gemm_reduce_scatter(
-        comm_, dgrad_, dy_TO.value.plain, gemms_.I(), gemms_.quantizes(),
+        comm_, dgrad_, dy_TO.value.plain, gemms_.I(),
+        gemms_.quantizes() ? float8_rows_multiple_ : 1,
         [&](const Tensor& in, const Tensor& out) { gemms_.dgrad_into(step, in, out); });
     return {dx, std::move(dy_TO)};
   }
@@ -127,6 +129,7 @@ class ColumnParallel : public model::Linear {
   const TensorComm& comm_;
   const bool sequence_;
   const plan::GemmOverlap fprop_, dgrad_, wgrad_;
+  const int64_t float8_rows_multiple_;
   model::LinearGemms gemms_;
 };
 
@@ -138,6 +141,7 @@ class RowParallel : public model::Linear {
         sequence_(o.sequence),
         fprop_(o.overlap.at(spec.gemm, Pass::fprop)),
         dgrad_(o.overlap.at(spec.gemm, Pass::dgrad)),
+        float8_rows_multiple_(o.float8_rows_multiple),
         // Every rank has the full output gradient, and computes the bias's full gradient.
         gemms_(params, spec, shard_of(comm, model::ShardSpec::Dim::columns),
                shard_of(comm, model::ShardSpec::Dim::none)) {}
@@ -155,7 +159,8 @@ class RowParallel : public model::Linear {
     const auto margin = margin_of(step, fprop_);
     if (fprop_.chunked())
       return gemm_reduce_scatter(
-          comm_, fprop_, x_TI.value.plain, gemms_.O(), gemms_.quantizes(),
+          comm_, fprop_, x_TI.value.plain, gemms_.O(),
+          gemms_.quantizes() ? float8_rows_multiple_ : 1,
           [&](const Tensor& x, const Tensor& y) { gemms_.forward_into(step, x, y, bias); });
     const Tensor partial = gemms_.forward(step, x_TI, bias);
     return comm_.await(sequence_ ? comm_.reduce_scatter(partial) : comm_.all_reduce(partial));
@@ -183,6 +188,7 @@ class RowParallel : public model::Linear {
   const TensorComm& comm_;
   const bool sequence_;
   const plan::GemmOverlap fprop_, dgrad_;
+  const int64_t float8_rows_multiple_;
   model::LinearGemms gemms_;
 };
 

@@ -12,7 +12,8 @@ struct TensorLinearOptions {
   // Sequence parallelism: a rank has only its own rows of activations that are not split by
   // columns.
   bool sequence = false;
-  plan::TpGemmOverlap overlap;  // has an effect only under `sequence`
+  plan::TpGemmOverlap overlap;       // has an effect only under `sequence`
+  int64_t float8_rows_multiple = 1;  // that of plan::Fp8Options
 };
 
 // A column-parallel linear splits its outputs over ranks, a row-parallel one its inputs. Their

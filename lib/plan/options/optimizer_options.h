@@ -77,6 +77,8 @@ struct Fp8Options {
   bool delayed = false;  // scales of tensors come from the maxima of earlier steps
   int64_t margin = 0, history = 1;
   bool most_recent = true;  // the newest maximum decides the scale; otherwise the largest one
+  // Divides the rows of every 8-bit GEMM over tokens (plan/fp8_rows.h).
+  int64_t rows_multiple = 1;
 
   bool has(int64_t layer) const { return on && layer >= begin && layer < end; }
 };

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/hub_cache.h"
+#include "plan/fp8_rows.h"
 #include "recipe/recipe.h"
 
 namespace mtrain::plan {
@@ -186,7 +187,8 @@ LinearFormats linear_formats(const recipe::MixedPrecisionConfig& p) {
 }
 
 // The further layers, those of multi-token prediction, compute like the model's last one.
-Fp8Options fp8_options(const recipe::MixedPrecisionConfig& p, int64_t layers, int64_t further) {
+Fp8Options fp8_options(const Recipe& r, int64_t layers, int64_t further) {
+  const auto& p = r.mixed_precision;
   const bool some = p.first_last_layers_bf16;
   const int64_t at_start = some ? p.num_layers_at_start_in_bf16 : 0,
                 at_end = some ? p.num_layers_at_end_in_bf16 : 0;
@@ -198,7 +200,8 @@ Fp8Options fp8_options(const recipe::MixedPrecisionConfig& p, int64_t layers, in
           .delayed = p.fp8_recipe == recipe::Fp8Recipe::delayed,
           .margin = p.fp8_margin,
           .history = p.fp8_amax_history_len,
-          .most_recent = p.fp8_amax_compute_algo == recipe::Fp8AmaxChoice::most_recent};
+          .most_recent = p.fp8_amax_compute_algo == recipe::Fp8AmaxChoice::most_recent,
+          .rows_multiple = fp8_rows_multiple(r)};
 }
 
 TrainOptions train_options(const Recipe& r) {

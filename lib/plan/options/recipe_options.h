@@ -30,8 +30,7 @@ LrScheduleOptions lr_schedule_options(const recipe::OptimizerConfig& optimizer,
 // Returns the formats of linears with 8-bit GEMMs, whether the recipe turns these on or not.
 LinearFormats linear_formats(const recipe::MixedPrecisionConfig& precision);
 // `further`: the layers of multi-token prediction, which follow the model's `layers`.
-Fp8Options fp8_options(const recipe::MixedPrecisionConfig& precision, int64_t layers,
-                       int64_t further);
+Fp8Options fp8_options(const recipe::Recipe& recipe, int64_t layers, int64_t further);
 TrainOptions train_options(const recipe::Recipe& recipe);
 ValidationOptions validation_options(const recipe::Recipe& recipe);
 CheckpointOptions checkpoint_options(const recipe::Recipe& recipe);
