@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <span>
+#include <tuple>
 
 #include "predict/longer_work.h"
 
@@ -51,6 +52,25 @@ std::vector<std::vector<double>> message_delays(
     }
   }
   return delays;
+}
+
+std::vector<std::vector<double>> delays_of_receives(
+    const schedule::Schedule& schedule, const std::vector<std::vector<double>>& delays) {
+  std::map<std::tuple<bool, int64_t, int64_t>, double> of_message;  // by receiving stage
+  for (size_t rank = 0; rank < delays.size(); ++rank)
+    for (size_t i = 0; i < delays[rank].size(); ++i)
+      if (const schedule::Action& a = schedule.ranks[rank][i]; is_send(a.kind)) {
+        const bool back = a.kind == schedule::ActionKind::send_b;
+        of_message[{back, a.stage + (back ? -1 : 1), a.micro_batch}] = delays[rank][i];
+      }
+  std::vector<std::vector<double>> received(delays.size());
+  for (size_t rank = 0; rank < delays.size(); ++rank)
+    for (const schedule::Action& a : schedule.ranks[rank])
+      received[rank].push_back(
+          is_receive(a.kind)
+              ? of_message.at({a.kind == schedule::ActionKind::recv_b, a.stage, a.micro_batch})
+              : 0);
+  return received;
 }
 
 }  // namespace mtrain::predict

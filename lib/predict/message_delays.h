@@ -25,4 +25,8 @@ std::vector<std::vector<double>> message_delays(
     const std::map<std::pair<int64_t, int64_t>, MessageWork>& messages,
     const std::vector<std::vector<double>>& computing, double more);
 
+// Returns the same delays by the actions that receive the messages.
+std::vector<std::vector<double>> delays_of_receives(const schedule::Schedule& schedule,
+                                                    const std::vector<std::vector<double>>& delays);
+
 }  // namespace mtrain::predict

@@ -82,6 +82,13 @@ TEST_CASE("a message of a rank that computes on arrives later at one that waits"
   CHECK(simulate(s, costs).step == Approx(16.4));
 }
 
+TEST_CASE("a receive has the delay of its message") {
+  const std::vector<std::vector<double>> received =
+      delays_of_receives(forwards(), {{0, 2.4, 0, 0.5}, {0, 0, 0, 0}});
+  CHECK(received == std::vector<std::vector<double>>{{0, 0, 0, 0}, {2.4, 0, 0.5, 0}});
+  CHECK(delays_of_receives(forwards(), {}).empty());
+}
+
 // The delayed weight gradient of a backward is beside its message, and its rank then waits.
 TEST_CASE("actions after a send that its rank waits for are not beside the message") {
   using enum ActionKind;

@@ -94,19 +94,24 @@ class Disturbed : public SheetCosts {
   double slowdown(device::StreamKind) const override { return 0.5; }
 };
 
-// Messages take twice as long beside computations of their sender.
+// Messages take twice as long beside computations of their sender, and may slow down computations
+// of both ends.
 class Contended : public SheetCosts {
  public:
-  explicit Contended(const plan::Cluster& c) : SheetCosts(c, {}) {}
+  explicit Contended(const plan::Cluster& c, double slowdown = 0)
+      : SheetCosts(c, {}), slowdown_(slowdown) {}
   LaunchCost cost(const LaunchWork& launch, const plan::GroupLink* link) const override {
     LaunchCost cost = SheetCosts::cost(launch, link);
     if (link) cost.work_s = cost.seconds;
     return cost;
   }
-  double slowdown(device::StreamKind) const override { return 0; }
+  double slowdown(device::StreamKind) const override { return slowdown_; }
   double beside_compute(device::StreamKind kind) const override {
     return kind == device::StreamKind::pp_send ? 1 : 0;
   }
+
+ private:
+  double slowdown_;
 };
 
 // Plays all ranks of a pipeline at once, launch by launch; a receive ends with its send. Messages
@@ -268,10 +273,12 @@ TEST_CASE("a pipeline's prediction is near the replay of all ranks at once") {
       CHECK(step == Approx(joint).epsilon(within));
       return std::abs(step / joint - 1);
     };
-    const plan::Cluster one = cluster(), two = cluster(2, 1);
+    const plan::Cluster one = cluster(), two = cluster(2, 1), network = cluster(1, 4);
     worst = std::max(worst, expect_near(one, SheetCosts(one, {}), 0.01));
     expect_near(one, Disturbed(one), 0.01);
     expect_near(one, Contended(one), 0.01);
+    expect_near(one, Contended(one, 0.3), 0.01);
+    expect_near(network, Contended(network, 0.3), 0.01);
     // The hop between two domains is slow.
     expect_near(two, SheetCosts(two, {}), 0.02);
   }
