@@ -33,8 +33,8 @@ struct LaunchCost {
   bool packet = false;  // so little that the link carries it between other data
   // A communication's own work, which computations beside it make longer. 0: other launches.
   double work_s = 0;
-  // How long an emulated link needs for the data, once it begins to carry them; meanwhile the rank
-  // sleeps. 0: none. Collectives work at the same time, and `works_after` messages work then.
+  // How long an emulated link carries the data. 0: there is none. A collective works while the link
+  // carries its data. With `works_after`, a message works only after that.
   double carried_s = 0;
   bool works_after = false;
 };

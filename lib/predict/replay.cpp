@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <numeric>
+#include <span>
 
 #include "base/error.h"
 #include "predict/contention.h"
 #include "predict/link_queue.h"
+#include "predict/longer_work.h"
 
 namespace mtrain::predict {
 
@@ -296,26 +298,61 @@ ReplayTimes replay_with(const std::vector<double>& waits, const std::vector<doub
   return times;
 }
 
-// The time in which a communication works that runs then; in the rest it waits for its link.
-Interval works(const LaunchPrices& prices, uint32_t launch, const ReplaySpan& span) {
-  const double own = own_seconds(prices, launch);
-  if (prices.carried[launch] > 0 && !prices.works_after[launch])
-    return {span.begin, span.begin + own};
-  return {span.end - own, span.end};
+// Returns when a communication begins to work that runs then; before, it waits for its link.
+double works_from(const LaunchPrices& prices, uint32_t launch, const ReplaySpan& span) {
+  if (prices.carried[launch] > 0 && !prices.works_after[launch]) return span.begin;
+  return span.end - own_seconds(prices, launch);
 }
+
+// Which items of each stream are over when an item ends, because their stream or a wait orders them
+// before it.
+class ItemsBefore {
+ public:
+  explicit ItemsBefore(const LaunchSequence& sequence) : streams_(sequence.streams().size()) {
+    std::vector<std::vector<size_t>> items(streams_);  // of each stream: their numbers
+    for (size_t i = 0; i < sequence.items().size(); ++i) {
+      const LaunchSequence::Item& item = sequence.items()[i];
+      std::vector<size_t>& own = items[item.stream];
+      over_.resize((i + 1) * streams_);
+      if (!own.empty()) add(i, own.back());
+      if (item.waits_for >= 0 && item.waits_item > 0)
+        add(i, items[size_t(item.waits_for)][item.waits_item - 1]);
+      own.push_back(i);
+      over_[i * streams_ + item.stream] = uint32_t(own.size());
+    }
+  }
+
+  // Returns how many items of the stream are over.
+  uint32_t of_stream(size_t stream, size_t item) const { return over_[item * streams_ + stream]; }
+
+ private:
+  void add(size_t item, size_t before) {
+    for (size_t s = 0; s < streams_; ++s) {
+      uint32_t& over = over_[item * streams_ + s];
+      over = std::max(over, over_[before * streams_ + s]);
+    }
+  }
+
+  size_t streams_;
+  std::vector<uint32_t> over_;  // [item][stream]
+};
 
 // Returns for each item by how much its work takes longer, because computations are beside it by
 // `spans`.
-std::vector<double> longer_beside(const LaunchSequence& sequence, const LaunchPrices& prices,
-                                  const std::vector<ReplaySpan>& spans) {
+std::vector<double> longer_by_item(const LaunchSequence& sequence, const LaunchPrices& prices,
+                                   const std::vector<ReplaySpan>& spans) {
   const auto kind_of = [&](const LaunchSequence::Item& item) {
     return sequence.streams()[item.stream].kind;
   };
-  std::vector<Interval> computed;
+  const ItemsBefore before(sequence);
+  std::vector<ComputingTime> computing;
+  std::vector<size_t> computations;  // their items
   for (size_t i = 0; i < spans.size(); ++i)
     if (const LaunchSequence::Item& item = sequence.items()[i];
-        item.waits_for < 0 && kind_of(item) == device::StreamKind::compute)
-      computed.push_back({spans[i].begin, spans[i].end});
+        item.waits_for < 0 && kind_of(item) == device::StreamKind::compute) {
+      computing.push_back({spans[i].begin, spans[i].end});
+      computations.push_back(i);
+    }
   std::vector<double> longer(spans.size());
   for (size_t i = 0; i < spans.size(); ++i) {
     const LaunchSequence::Item& item = sequence.items()[i];
@@ -323,9 +360,12 @@ std::vector<double> longer_beside(const LaunchSequence& sequence, const LaunchPr
     const double work = prices.work[item.launch],
                  more = prices.beside_compute[size_t(kind_of(item))];
     if (work <= 0 || more <= 0) continue;
-    const Interval at = works(prices, item.launch, spans[i]);
-    std::vector<Interval> left{at};
-    longer[i] = work * more * remove(computed, left) / (at.end - at.begin);
+    // Computations that wait for it are not beside it, however long it takes.
+    const auto waiting = std::ranges::partition_point(computations, [&](size_t c) {
+      return before.of_stream(item.stream, c) < before.of_stream(item.stream, i);
+    });
+    const auto others = std::span(computing).first(size_t(waiting - computations.begin()));
+    longer[i] = longer_beside(works_from(prices, item.launch, spans[i]), work, others, more);
   }
   return longer;
 }
@@ -339,7 +379,7 @@ ReplayTimes replay(const LaunchSequence& sequence, const LaunchList& list,
     return replay_with(waits, {}, sequence, list, prices, until, spans);
   std::vector<ReplaySpan> first;
   replay_with(waits, {}, sequence, list, prices, until, &first);
-  return replay_with(waits, longer_beside(sequence, prices, first), sequence, list, prices, until,
+  return replay_with(waits, longer_by_item(sequence, prices, first), sequence, list, prices, until,
                      spans);
 }
 

@@ -428,7 +428,13 @@ class StepModel::Recording {
     if (more > 0)
       delays =
           message_delays(schedule_, p.timeline, messages(costs), computing_shares(p.times), more);
-    if (slower) slow_down(p, prices);
+    if (slower) {
+      if (more > 0) {  // messages slow down what they run beside with their delays
+        p.costs.message_delays = delays;
+        p.timeline = schedule::simulate(schedule_, p.costs);
+      }
+      slow_down(p, prices);
+    }
     p.costs = schedule_costs(p.times, costs);
     p.costs.message_delays = std::move(delays);
     p.timeline = schedule::simulate(schedule_, p.costs);
@@ -472,7 +478,9 @@ class StepModel::Recording {
     StreamKind kind;
     double begin, end;
   };
-  std::vector<Outside> outside(const PlayedTimes& p, size_t rank) const {
+  // `delays` are those of the rank's receives; empty: none.
+  std::vector<Outside> outside(const PlayedTimes& p, size_t rank,
+                               const std::vector<double>& delays) const {
     std::vector<Outside> all;
     for (const schedule::LaneTime& t : p.timeline.lanes[rank]) {
       const schedule::Action& a = schedule_.ranks[rank][t.action];
@@ -481,7 +489,8 @@ class StepModel::Recording {
         case schedule::Lane::pp_receive: {
           // Before its transfer, the message may wait for others on the sender's link.
           const schedule::MessageCost& m = p.costs.messages.at({a.peer, int64_t(rank)});
-          const double begin = std::max(t.begin, t.end - m.latency - m.transfer);
+          const double delay = delays.empty() ? 0 : delays[t.action];
+          const double begin = std::max(t.begin, t.end - m.latency - m.transfer - delay);
           all.push_back({StreamKind::pp_recv, begin, t.end});
           break;
         }
@@ -508,10 +517,13 @@ class StepModel::Recording {
     };
     std::map<std::pair<int64_t, ActionKind>, Sum> sums;
     std::map<schedule::PairKey, Sum> pairs;
+    const std::vector<std::vector<double>> delays =
+        delays_of_receives(schedule_, p.costs.message_delays);
     for (size_t rank = 0; rank < schedule_.ranks.size(); ++rank) {
       const schedule::ActionList& list = schedule_.ranks[rank];
       const std::vector<schedule::ActionTime>& times = p.timeline.times[rank];
-      const std::vector<Outside> all = outside(p, rank);
+      const std::vector<Outside> all =
+          outside(p, rank, delays.empty() ? std::vector<double>() : delays[rank]);
       auto next = all.begin();
       Contention contention(prices.slowdown);
       // The part of an action that it computes may be slowed down; in the rest it waits.

@@ -56,7 +56,7 @@ struct ScheduleCosts {
   // By sender and receiver: messages that do not take the figures above.
   std::map<std::pair<int64_t, int64_t>, MessageCost> messages;
   // [rank][action]: by how much the message of a send arrives later than by these figures. Empty:
-  // no message does.
+  // no message does. Messages to other ranks do not begin later: each has a stream of its own.
   std::vector<std::vector<double>> message_delays;
   // The share of W that a B computes after its input gradient has been sent. Without overlap
   // nothing is sent before the B ends.

@@ -8,7 +8,7 @@ First measures the machine by `mtrain calibrate`, with one rank and with two, wh
 keeps the files in FOLDER, and uses those that it has. Then each case is predicted, and trained in --rounds rounds over all cases. A
 figure is the median over the steps of all rounds, without the first two steps of each training. --nice starts the processes with
 another priority, such as -15 on a machine that is not idle. --numa-binding exclusive gives each of two ranks a core of its own, in the
-calibration and in the trainings.
+calibration and in the trainings. The calibration of two ranks has the binding in its name, two_exclusive.yaml.
 
 A second table has the largest memory of each category: planned by formula, recorded by `mtrain plan --memory`, and measured by the
 allocators of a training. --memory-only compares only that, in one round of three steps, without a calibration.
@@ -100,9 +100,14 @@ class Programs:
         return text
 
 
-def calibrate(programs, folder, seconds):
-    for ranks, name in ((1, "one"), (2, "two")):
-        file = folder / f"{name}.yaml"
+def calibration_file(folder, ranks, binding):
+    """-> a file for each binding, as ranks that are not bound have other costs; a rank alone is never bound"""
+    return folder / ("one.yaml" if ranks == 1 else f"two_{binding}.yaml" if binding else "two.yaml")
+
+
+def calibrate(programs, folder, seconds, binding):
+    for ranks in (1, 2):
+        file = calibration_file(folder, ranks, binding)
         if not file.exists():
             print(programs.run(["calibrate", "--output", str(file), "--seconds", str(seconds), "--threads", "1"], folder, ranks,
                                timeout=600 + 3 * seconds), flush=True)
@@ -235,7 +240,7 @@ def main():
             for ranks in (1, 2):
                 (folder / f"cluster_{ranks}.yaml").write_text(CLUSTER % "")
         else:
-            calibrate(programs, folder, o.seconds)
+            calibrate(programs, folder, o.seconds, o.numa_binding)
         recipes = {}
         for name, (model, batch, vocabulary, length) in MODELS.items():
             recipes[name] = folder / f"{name}.yaml"

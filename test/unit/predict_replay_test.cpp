@@ -177,7 +177,7 @@ TEST_CASE("a stream wakes up after it has waited for communication") {
 TEST_CASE("communication takes longer for the part that is beside computations") {
   NamedCosts costs;
   costs.beside = 0.5;
-  // The gather is beside 3 of its 4 seconds in the first replay, and the reduction beside none.
+  // In the 3 s of the GEMM the gather does two thirds of 3 s, and nothing is beside the reduction.
   const ReplayTimes t = Script()
                             .sends(StreamKind::dp_param, 4)
                             .gemm(3)
@@ -186,11 +186,29 @@ TEST_CASE("communication takes longer for the part that is beside computations")
                             .sends(StreamKind::dp_grad, 2)
                             .wait(StreamKind::compute, StreamKind::dp_grad)
                             .replay(costs);
-  CHECK(t.busy[size_t(StreamKind::dp_param)] == Approx(4 * (1 + 0.5 * 3 / 4)));
+  CHECK(t.busy[size_t(StreamKind::dp_param)] == Approx(5));
   CHECK(t.busy[size_t(StreamKind::dp_grad)] == Approx(2));
-  CHECK(t.seconds == Approx(7.5));
-  CHECK(exposed(t, StreamKind::dp_param) == Approx(2.5));
+  CHECK(t.seconds == Approx(7));
+  CHECK(exposed(t, StreamKind::dp_param) == Approx(2));
   expect_adds_up(t);
+}
+
+TEST_CASE("communication is not beside computations that wait for it") {
+  NamedCosts costs;
+  costs.beside = 1;
+  const auto seconds = [&](bool waits, bool through_another) {
+    Script script;
+    script.sends(StreamKind::dp_param, 4).gemm(2);
+    if (through_another) script.wait(StreamKind::cp, StreamKind::dp_param);
+    if (waits)
+      script.wait(StreamKind::compute, through_another ? StreamKind::cp : StreamKind::dp_param);
+    return script.gemm(4).replay(costs);
+  };
+  // Beside the first GEMM, 1 s is done. The second GEMM begins at 5 s.
+  CHECK(seconds(true, false).seconds == Approx(9));
+  CHECK(seconds(true, true).seconds == Approx(9));
+  // It is beside both, until 6 s.
+  CHECK(seconds(false, false).busy[size_t(StreamKind::dp_param)] == Approx(7));
 }
 
 // Sends for 2 s of work beside a GEMM, over a link that needs 8 s; waits for both at the end.
@@ -211,10 +229,10 @@ TEST_CASE("computations make the work of a communication longer, and not its lin
   CHECK(sent_beside(3, 8, false).seconds == Approx(8));
   CHECK(sent_beside(3, 2.5, false).seconds == Approx(3));
   CHECK(sent_beside(1, 2.5, false).seconds == Approx(2.5));
-  // A message works when the link has carried it, from 8 s on: after the first GEMM, and for a half
-  // of the time beside the second one.
+  // A message works when the link has carried it, from 8 s on: after the first GEMM, and for 1 s
+  // beside the second one, which does two thirds of a second.
   CHECK(sent_beside(3, 8, true).seconds == Approx(10));
-  CHECK(sent_beside(9, 8, true).seconds == Approx(10.5));
+  CHECK(sent_beside(9, 8, true).seconds == Approx(10 + 1.0 / 3));
   CHECK(sent_beside(12, 8, true).busy[size_t(StreamKind::cp)] == Approx(11));
 }
 

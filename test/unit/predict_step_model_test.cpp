@@ -95,19 +95,24 @@ class Disturbed : public SheetCosts {
   double slowdown(device::StreamKind) const override { return 0.5; }
 };
 
-// Messages take twice as long beside computations of their sender.
+// Messages take twice as long beside computations of their sender, and may slow down computations
+// of both ends.
 class Contended : public SheetCosts {
  public:
-  explicit Contended(const plan::Cluster& c) : SheetCosts(c, {}) {}
+  explicit Contended(const plan::Cluster& c, double slowdown = 0)
+      : SheetCosts(c, {}), slowdown_(slowdown) {}
   LaunchCost cost(const LaunchWork& launch, const plan::GroupLink* link) const override {
     LaunchCost cost = SheetCosts::cost(launch, link);
     if (link) cost.work_s = cost.seconds;
     return cost;
   }
-  double slowdown(device::StreamKind) const override { return 0; }
+  double slowdown(device::StreamKind) const override { return slowdown_; }
   double beside_compute(device::StreamKind kind) const override {
     return kind == device::StreamKind::pp_send ? 1 : 0;
   }
+
+ private:
+  double slowdown_;
 };
 
 // Plays all ranks of a pipeline at once, launch by launch; a receive ends with its send. Messages
@@ -133,10 +138,14 @@ class JointReplay {
   }
 
   // Messages slow computations down, which delays messages, and computations make messages longer;
-  // a few rounds settle both.
+  // rounds settle both.
   double seconds() {
-    double end = 0;
-    for (int round = 0; round < 5; ++round) end = play();
+    double end = play();
+    for (int round = 1; round < 100; ++round) {
+      const double before = std::exchange(end, play());
+      if (round >= 5 && std::abs(end / before - 1) < 1e-9) return end;
+    }
+    FAIL("the rounds do not settle");
     return end;
   }
 
@@ -182,12 +191,19 @@ class JointReplay {
   };
 
   // By how much longer a message works, since its sender computes.
-  double longer(const Rank& rank, uint32_t number, double begin, double end) const {
-    double beside = 0;
-    for (const auto& [from, to] : rank.computed_before)
-      beside += std::max(0.0, std::min(end, to) - std::max(begin, from));
-    return prices_.work[number] / (end - begin) * beside *
-           prices_.beside_compute[size_t(device::StreamKind::pp_send)];
+  double longer(const Rank& rank, uint32_t number, double begin) const {
+    const double times = 1 + prices_.beside_compute[size_t(device::StreamKind::pp_send)];
+    double now = begin, left = prices_.work[number];
+    for (const auto& [from, to] : rank.computed_before) {
+      if (to <= now) continue;
+      if (now + left <= from) break;
+      left -= std::max(0.0, from - now);
+      now = std::max(now, from);
+      const double end = std::min(to, now + times * left);
+      left -= (end - now) / times;
+      now = end;
+    }
+    return now + left - begin - prices_.work[number];
   }
 
   bool step(int64_t r) {
@@ -212,7 +228,7 @@ class JointReplay {
       const double end = std::max(free + prices_.gap, link_free) + prices_.seconds[number];
       link_free = end - (near ? cluster_.domain : cluster_.network).latency_s;
       const double begin = end - prices_.seconds[number],
-                   arrival = end + longer(rank, number, begin, end);
+                   arrival = end + longer(rank, number, begin);
       ends.push_back(arrival);
       sends_[{r, peer}].push_back(arrival);
       messages_.push_back({r, peer, begin, arrival});
@@ -258,10 +274,12 @@ TEST_CASE("a pipeline's prediction is near the replay of all ranks at once") {
       CHECK(step == Approx(joint).epsilon(within));
       return std::abs(step / joint - 1);
     };
-    const plan::Cluster one = cluster(), two = cluster(2, 1);
+    const plan::Cluster one = cluster(), two = cluster(2, 1), network = cluster(1, 4);
     worst = std::max(worst, expect_near(one, SheetCosts(one, {}), 0.01));
     expect_near(one, Disturbed(one), 0.01);
     expect_near(one, Contended(one), 0.01);
+    expect_near(one, Contended(one, 0.3), 0.01);
+    expect_near(network, Contended(network, 0.3), 0.01);
     // The hop between two domains is slow.
     expect_near(two, SheetCosts(two, {}), 0.02);
   }
@@ -310,9 +328,11 @@ TEST_CASE("messages that take longer beside computations make a pipeline slower"
     const Undisturbed without(c, {});
     const RunPlan overlaps = plan_with("true");
     const double slower = joint(overlaps, contended) - joint(overlaps, without);
-    CHECK(slower > 0.02 * joint(overlaps, without));
-    // A prediction looks once at what is beside a message, and the joint replay several times.
-    CHECK(step(overlaps, contended) - step(overlaps, without) == Approx(slower).epsilon(0.15));
+    CHECK(slower > 0.015 * joint(overlaps, without));  // 1.9 and 3 %
+    // It is 12 to 13 % more. A prediction looks once at what is beside a message, and later
+    // messages move that; it also takes the mean over the passes of a stage. With more looks it was
+    // 8 % less and 7 % more.
+    CHECK(step(overlaps, contended) - step(overlaps, without) == Approx(slower).epsilon(0.13));
     // Nothing is beside the message of a rank that computes nothing until it has arrived.
     const RunPlan waits = plan_with("false");
     CHECK(step(waits, contended) == Approx(step(waits, without)));
