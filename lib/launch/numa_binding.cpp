@@ -130,16 +130,36 @@ CpuList numbers_of(const std::vector<Cpu>& cpus) {
   return numbers;
 }
 
+// Returns how many ranks each node gets. The next rank goes to the node that then has most cores
+// for each of its ranks. If fewer ranks are left than such nodes, every second or third node gets
+// one: two ranks on four nodes are then on two sockets.
+std::map<int, int> ranks_of_nodes(const HostCpus& host, int ranks) {
+  std::map<int, std::set<int>> cores;
+  for (const Cpu& c : host.cpus) cores[c.node].insert(c.core);
+  MT_CHECK(!cores.empty(), "a process without a CPU");
+  std::map<int, int> counts;
+  for (int left = ranks; left > 0;) {
+    double most = 0;
+    std::vector<int> best;
+    for (const auto& [node, own] : cores) {
+      const double share = double(own.size()) / (counts[node] + 1);
+      if (share > most) best.clear();
+      if (share >= most) best.push_back(node);
+      most = std::max(most, share);
+    }
+    const int given = std::min(left, int(best.size()));
+    for (int i = 0; i < given; ++i) ++counts[best[size_t(i) * best.size() / size_t(given)]];
+    left -= given;
+  }
+  return counts;
+}
+
 std::vector<int> nodes_of_ranks(const HostCpus& host, int ranks) {
   if (host.gpu_nodes.size() >= size_t(ranks))
     return {host.gpu_nodes.begin(), host.gpu_nodes.begin() + ranks};
-  std::set<int> distinct;
-  for (const Cpu& c : host.cpus) distinct.insert(c.node);
-  MT_CHECK(!distinct.empty(), "a process without a CPU");
-  const std::vector<int> all(distinct.begin(), distinct.end());
   std::vector<int> nodes;
-  for (int rank = 0; rank < ranks; ++rank)
-    nodes.push_back(all[size_t(rank) * all.size() / size_t(ranks)]);
+  for (const auto& [node, count] : ranks_of_nodes(host, ranks))
+    nodes.insert(nodes.end(), size_t(count), node);
   return nodes;
 }
 

@@ -31,8 +31,9 @@ HostCpus read_host_cpus(const CpuList& allowed, const char* visible_devices,
                         const std::filesystem::path& root = "/");
 
 // Returns the CPUs of each local rank; an empty vector for NumaBinding::none. A rank's node is that
-// of its GPU. If there are fewer GPUs than ranks, the ranks are divided evenly over the nodes.
-// Throws UserError if a rank would have no CPU, or no core of its own if it needs one.
+// of its GPU. If fewer GPUs than ranks are known, the ranks are divided over the nodes in
+// proportion to their usable cores. Throws UserError if a rank would have no CPU, or no core of its
+// own if it needs one.
 std::vector<CpuList> cpus_of_ranks(const HostCpus& host, NumaBinding binding, int ranks);
 
 // Returns a rank's part of its CPUs, which other ranks may have too; at least 1.

@@ -198,6 +198,17 @@ TEST_CASE("ranks without GPUs are divided evenly over the nodes, in order") {
   CHECK(lists == Lists{node_of_large_host(0), node_of_large_host(2)});
 }
 
+TEST_CASE("nodes with more usable cores get more of the ranks without GPUs") {
+  const LargeHost host;
+  // Two cores of node 0, and all four of node 1.
+  const HostCpus cpus = host.read({0, 1, 4, 5, 6, 7, 20});
+  CHECK(cpus_of_ranks(cpus, NumaBinding::exclusive, 6) == Lists{{0}, {1}, {4, 20}, {5}, {6}, {7}});
+  CHECK(cpus_of_ranks(cpus, NumaBinding::exclusive, 3) == Lists{{0, 1}, {4, 5, 20}, {6, 7}});
+  CHECK(cpus_of_ranks(cpus, NumaBinding::node, 2) == Lists{{0, 1}, {4, 5, 6, 7, 20}});
+  CHECK_THROWS_WITH(cpus_of_ranks(cpus, NumaBinding::exclusive, 7),
+                    Contains("ranks need a core each"));
+}
+
 TEST_CASE("the first ranks get the cores that are left over") {
   const Host host;  // without any folder of /sys
   const HostCpus cpus = host.read(from_to(0, 7));
@@ -208,11 +219,10 @@ TEST_CASE("only CPUs that the process may use count") {
   const LargeHost host;
   // Node 1 has none of them; of core 8 only its second CPU is left.
   const HostCpus cpus = host.read({0, 1, 2, 10, 11, 12, 24, 27});
-  CHECK(cpus_of_ranks(cpus, NumaBinding::node, 3) == Lists{{0, 1, 2}, {10, 11, 24, 27}, {12}});
+  CHECK(cpus_of_ranks(cpus, NumaBinding::node, 3) == Lists{{0, 1, 2}, {0, 1, 2}, {10, 11, 24, 27}});
   CHECK(cpus_of_ranks(cpus, NumaBinding::socket, 2) == Lists{{0, 1, 2}, {10, 11, 12, 24, 27}});
   // Cores are in the order of their lowest CPUs, whether those are usable or not.
-  CHECK(cpus_of_ranks(cpus, NumaBinding::exclusive, 5) ==
-        Lists{{0, 1}, {2}, {10, 24}, {11, 27}, {12}});
+  CHECK(cpus_of_ranks(cpus, NumaBinding::exclusive, 5) == Lists{{0}, {1}, {2}, {10, 24}, {11, 27}});
   host.gpus();
   CHECK_THROWS_WITH(
       cpus_of_ranks(host.read({0, 1, 2, 10, 11, 12, 24, 27}), NumaBinding::node, 8),
