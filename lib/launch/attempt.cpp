@@ -102,9 +102,8 @@ Attempt::Attempt(const AgentOptions& o, JobState& job, const RoundPlace& place, 
       place_(place),
       number_(number),
       log_number_(log_number),
-      cpus_(cpus_of_ranks(job.cpus, o.numa_binding, place.ranks)) {
+      cpus_(bind_ranks()) {
   job_.store.begin(number);
-  tell_binding();
   for (int i = 0; i < place.ranks; ++i) start(i);
   for (JobObserver* observer : o.observers) observer->started(number, place.world, pulses_.pages());
 }
@@ -347,11 +346,23 @@ std::map<std::string, std::string> Attempt::environment_of(const RankProcess& c)
   return env;
 }
 
-// Prints which CPUs the ranks have, if that is new.
-void Attempt::tell_binding() {
-  if (cpus_.empty()) return;
-  const std::string text = "mtrain-launch: binding: " + binding_text(cpus_, place_.first_rank);
+// Divides the CPUs that this host has now, and prints which CPUs the ranks have, if that is new.
+// They sufficed when the job began. If they do not any more, the ranks start unbound.
+std::vector<CpuList> Attempt::bind_ranks() {
+  if (o_.numa_binding == NumaBinding::none) return {};
+  std::vector<CpuList> cpus;
+  std::string text;
+  try {
+    const HostCpus host = read_host_cpus(allowed_cpus(), visible_devices_of_ranks(o_));
+    cpus = cpus_of_ranks(host, o_.numa_binding, place_.ranks);
+    if (const std::string warning = unknown_gpus_text(host, place_.ranks); !warning.empty())
+      text = fmt::format("mtrain-launch: warning: {}\n", warning);
+    text += "mtrain-launch: binding: " + binding_text(cpus, place_.first_rank);
+  } catch (const Error& e) {
+    text = fmt::format("mtrain-launch: warning: {}; the ranks are not bound", e.message());
+  }
   if (std::exchange(job_.told_binding, text) != text) job_.console.say(text);
+  return cpus;
 }
 
 void Attempt::start(int local_rank) {
