@@ -38,6 +38,7 @@ constexpr auto kUntilTerm = 2s, kUntilKill = 4s;
 constexpr auto kUntilAbandoned = 8s;  // after SIGKILL
 
 constexpr int kUsage = 2, kNotRun = 127;  // exit codes of a rank that a restart would repeat
+constexpr int kNotBound = 1;              // a later start may have other CPUs
 
 // Whether a write to the descriptor may have to wait for a reader.
 bool has_reader(int fd) {
@@ -82,11 +83,11 @@ cpu_set_t set_of(const CpuList& cpus) {
 
 // Ends the process of a rank that cannot begin. Between fork and exec only async-signal-safe calls
 // are allowed.
-[[noreturn]] void end_child(const char* what, const char* program) {
+[[noreturn]] void end_child(const char* what, int exit_code) {
   const char* why = strerrordesc_np(errno);
-  for (const char* part : {what, program, ": ", why ? why : "?", "\n"})
+  for (const char* part : {"mtrain-launch: ", what, ": ", why ? why : "?", "\n"})
     [[maybe_unused]] const auto n = write(STDERR_FILENO, part, std::strlen(part));
-  _exit(kNotRun);
+  _exit(exit_code);
 }
 
 std::string cause_of(const RankProcess& c, const std::optional<RankError>& error) {
@@ -391,6 +392,10 @@ void Attempt::start(int local_rank) {
   envp.push_back(nullptr);
   const std::optional<cpu_set_t> cpus =
       cpus_.empty() ? std::nullopt : std::optional(set_of(cpus_[size_t(local_rank)]));
+  const std::string not_bound = cpus ? fmt::format("rank {} cannot be bound to {}", c.rank,
+                                                   cpus_text(cpus_[size_t(local_rank)]))
+                                     : "";
+  const std::string not_run = "cannot run " + o_.command.front();
   const pid_t agent = getpid();
   c.pid = fork();
   if (c.pid < 0) throw RunError(fmt::format("cannot start a rank: {}", std::strerror(errno)));
@@ -406,9 +411,9 @@ void Attempt::start(int local_rank) {
     ::signal(SIGPIPE, SIG_DFL);
     sigprocmask(SIG_SETMASK, &job_.signals.before(), nullptr);
     if (cpus && sched_setaffinity(0, sizeof *cpus, &*cpus) != 0)
-      end_child("mtrain-launch: cannot bind to the CPUs of its rank: ", argv[0]);
+      end_child(not_bound.c_str(), kNotBound);
     execvpe(argv[0], argv.data(), envp.data());
-    end_child("mtrain-launch: cannot run ", argv[0]);
+    end_child(not_run.c_str(), kNotRun);
   }
   setpgid(c.pid, c.pid);  // the child does this too; either may be first
   pulses_.started(c.rank, c.pid);
