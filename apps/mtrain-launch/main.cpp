@@ -31,6 +31,7 @@
 #include "launch/job_token.h"
 #include "metrics_endpoint.h"
 #include "options.h"
+#include "plan/device_text.h"
 #include "plan/load_recipe.h"
 #include "plan/run_plan.h"
 #include "recipe/load/flags.h"
@@ -120,10 +121,11 @@ std::optional<TrainOptions> training_of(const std::vector<std::string>& command,
   return o;
 }
 
+bool has_cuda() { return !std::string_view(MTRAIN_CUDA_VERSION).empty(); }
+
 // Returns the GPUs of this host; none for a build without CUDA.
 std::vector<std::string> usable_gpus() {
-  const std::string_view cuda = MTRAIN_CUDA_VERSION;
-  return cuda.empty() ? std::vector<std::string>() : launch::visible_gpus();
+  return has_cuda() ? launch::visible_gpus() : std::vector<std::string>();
 }
 
 // Returns a line about the steps that are lost if the job ends now.
@@ -230,6 +232,7 @@ LaunchedRun check_recipe(const TrainOptions& training, launch::AgentOptions& o) 
       print_warning("mtrain-launch",
                     fmt::format("the environment's value of {} overrides the recipe's", name));
   o.environment = std::move(env);
+  o.ranks_use_gpus = o.ranks_use_gpus && plan::uses_gpus(run_plan);
   if (training.runs()) {
     check_this_host(run_plan.folders.run_dir, o);
     o.shared_token = fs::path(run_plan.folders.run_dir) / ".token";
@@ -271,6 +274,7 @@ int run(int argc, char** argv) {
   refuse_other_tools(launcher, options->rest);
   o.command = command_of(options->rest);
   o.uses_store = is_mtrain(o.command.front());
+  if (o.uses_store && !has_cuda()) o.ranks_use_gpus = false;
   LaunchedRun launched;  // empty: the ranks do not train
   if (o.uses_store)
     if (const auto training = training_of(o.command, launcher)) {

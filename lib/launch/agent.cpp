@@ -132,21 +132,28 @@ int run_starts(const AgentOptions& o, JobState& job) {
   }
 }
 
-// Returns the CPUs to which ranks are bound. Throws before any rank starts if they do not suffice
-// for a number of ranks that this host may have.
-HostCpus cpus_to_bind(const AgentOptions& o) {
-  if (o.numa_binding == NumaBinding::none) return {};
-  HostCpus cpus = read_host_cpus(allowed_cpus(), std::getenv("CUDA_VISIBLE_DEVICES"));
+// Throws before any rank starts if the CPUs do not suffice for a number of ranks that this host may
+// have.
+void check_binding(const AgentOptions& o) {
+  if (o.numa_binding == NumaBinding::none) return;
+  const HostCpus cpus = read_host_cpus(allowed_cpus(), visible_devices_of_ranks(o));
   const int fewest = o.is_elastic() ? 1 : o.ranks_per_node;
   for (int ranks = o.ranks_per_node; ranks >= fewest; --ranks)
     cpus_of_ranks(cpus, o.numa_binding, ranks);
-  return cpus;
 }
 
 }  // namespace
 
+std::optional<std::string> visible_devices_of_ranks(const AgentOptions& o) {
+  constexpr const char* kName = "CUDA_VISIBLE_DEVICES";
+  if (!o.ranks_use_gpus) return "";
+  if (const char* own = std::getenv(kName)) return own;  // overrides the recipe's
+  const auto of_recipe = o.environment.find(kName);
+  return of_recipe == o.environment.end() ? std::nullopt : std::optional(of_recipe->second);
+}
+
 int run_agent(const AgentOptions& options) {
-  const HostCpus cpus = cpus_to_bind(options);
+  check_binding(options);
   remove_stale_job_folders();
   Signals signals;
   const auto now = std::chrono::system_clock::now().time_since_epoch();
@@ -155,12 +162,8 @@ int run_agent(const AgentOptions& options) {
   JobStore store(options);
   Console console;
   for (JobObserver* observer : options.observers) observer->begin(id);
-  JobState job{.id = id,
-               .store = store,
-               .signals = signals,
-               .watchdog = watchdog,
-               .cpus = cpus,
-               .console = console};
+  JobState job{
+      .id = id, .store = store, .signals = signals, .watchdog = watchdog, .console = console};
   const int code =
       options.acts_together() ? run_rounds_together(options, job) : run_starts(options, job);
   for (JobObserver* observer : options.observers) observer->ended(code);

@@ -44,6 +44,7 @@ struct AgentOptions {
   std::vector<std::string> command;      // program and arguments of every rank
   std::map<std::string, std::string> environment;  // added to the environment of every rank
   NumaBinding numa_binding = NumaBinding::none;
+  bool ranks_use_gpus = true;  // false: none of them does, whatever GPUs the host has
   // Whether the ranks meet at mtrain's store, as mtrain does. The launcher of host 0 then serves
   // it, if it has the job's token. Ranks of other programs may serve something at the job's port.
   bool uses_store = false;
@@ -76,6 +77,9 @@ struct AgentOptions {
 // ranks have a few seconds to end; then all processes of the job are killed. If this process is
 // killed, a watchdog kills them.
 int run_agent(const AgentOptions& options);
+
+// Returns CUDA_VISIBLE_DEVICES as the ranks have it; nothing: it is not set. "" if they use no GPU.
+std::optional<std::string> visible_devices_of_ranks(const AgentOptions& options);
 
 // Returns how long to wait before all ranks are restarted, after `failures` failures in a row. The
 // first restart does not wait.

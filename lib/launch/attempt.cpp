@@ -38,6 +38,7 @@ constexpr auto kUntilTerm = 2s, kUntilKill = 4s;
 constexpr auto kUntilAbandoned = 8s;  // after SIGKILL
 
 constexpr int kUsage = 2, kNotRun = 127;  // exit codes of a rank that a restart would repeat
+constexpr int kNotBound = 1;              // a later start may have other CPUs
 
 // Whether a write to the descriptor may have to wait for a reader.
 bool has_reader(int fd) {
@@ -82,11 +83,11 @@ cpu_set_t set_of(const CpuList& cpus) {
 
 // Ends the process of a rank that cannot begin. Between fork and exec only async-signal-safe calls
 // are allowed.
-[[noreturn]] void end_child(const char* what, const char* program) {
+[[noreturn]] void end_child(const char* what, int exit_code) {
   const char* why = strerrordesc_np(errno);
-  for (const char* part : {what, program, ": ", why ? why : "?", "\n"})
+  for (const char* part : {"mtrain-launch: ", what, ": ", why ? why : "?", "\n"})
     [[maybe_unused]] const auto n = write(STDERR_FILENO, part, std::strlen(part));
-  _exit(kNotRun);
+  _exit(exit_code);
 }
 
 std::string cause_of(const RankProcess& c, const std::optional<RankError>& error) {
@@ -102,9 +103,8 @@ Attempt::Attempt(const AgentOptions& o, JobState& job, const RoundPlace& place, 
       place_(place),
       number_(number),
       log_number_(log_number),
-      cpus_(cpus_of_ranks(job.cpus, o.numa_binding, place.ranks)) {
+      cpus_(bind_ranks()) {
   job_.store.begin(number);
-  tell_binding();
   for (int i = 0; i < place.ranks; ++i) start(i);
   for (JobObserver* observer : o.observers) observer->started(number, place.world, pulses_.pages());
 }
@@ -347,11 +347,23 @@ std::map<std::string, std::string> Attempt::environment_of(const RankProcess& c)
   return env;
 }
 
-// Prints which CPUs the ranks have, if that is new.
-void Attempt::tell_binding() {
-  if (cpus_.empty()) return;
-  const std::string text = "mtrain-launch: binding: " + binding_text(cpus_, place_.first_rank);
+// Divides the CPUs that this host has now, and prints which CPUs the ranks have, if that is new.
+// They sufficed when the job began. If they do not any more, the ranks start unbound.
+std::vector<CpuList> Attempt::bind_ranks() {
+  if (o_.numa_binding == NumaBinding::none) return {};
+  std::vector<CpuList> cpus;
+  std::string text;
+  try {
+    const HostCpus host = read_host_cpus(allowed_cpus(), visible_devices_of_ranks(o_));
+    cpus = cpus_of_ranks(host, o_.numa_binding, place_.ranks);
+    if (const std::string warning = unknown_gpus_text(host, place_.ranks); !warning.empty())
+      text = fmt::format("mtrain-launch: warning: {}\n", warning);
+    text += "mtrain-launch: binding: " + binding_text(cpus, place_.first_rank);
+  } catch (const Error& e) {
+    text = fmt::format("mtrain-launch: warning: {}; the ranks are not bound", e.message());
+  }
   if (std::exchange(job_.told_binding, text) != text) job_.console.say(text);
+  return cpus;
 }
 
 void Attempt::start(int local_rank) {
@@ -380,6 +392,10 @@ void Attempt::start(int local_rank) {
   envp.push_back(nullptr);
   const std::optional<cpu_set_t> cpus =
       cpus_.empty() ? std::nullopt : std::optional(set_of(cpus_[size_t(local_rank)]));
+  const std::string not_bound = cpus ? fmt::format("rank {} cannot be bound to {}", c.rank,
+                                                   cpus_text(cpus_[size_t(local_rank)]))
+                                     : "";
+  const std::string not_run = "cannot run " + o_.command.front();
   const pid_t agent = getpid();
   c.pid = fork();
   if (c.pid < 0) throw RunError(fmt::format("cannot start a rank: {}", std::strerror(errno)));
@@ -395,9 +411,9 @@ void Attempt::start(int local_rank) {
     ::signal(SIGPIPE, SIG_DFL);
     sigprocmask(SIG_SETMASK, &job_.signals.before(), nullptr);
     if (cpus && sched_setaffinity(0, sizeof *cpus, &*cpus) != 0)
-      end_child("mtrain-launch: cannot bind to the CPUs of its rank: ", argv[0]);
+      end_child(not_bound.c_str(), kNotBound);
     execvpe(argv[0], argv.data(), envp.data());
-    end_child("mtrain-launch: cannot run ", argv[0]);
+    end_child(not_run.c_str(), kNotRun);
   }
   setpgid(c.pid, c.pid);  // the child does this too; either may be first
   pulses_.started(c.rank, c.pid);

@@ -31,12 +31,11 @@ struct JobState {
   JobStore& store;
   Signals& signals;
   const Watchdog& watchdog;
-  HostCpus cpus = {};  // read only if ranks are bound to them
   EndRequests ends = {};
   Console& console;
   LauncherLink* link = nullptr;   // null: this host acts alone
   std::string shared_id = {};     // of the job on all hosts, if its launchers elect a leader
-  std::string told_binding = {};  // the last line about the CPUs of the ranks
+  std::string told_binding = {};  // the last lines about the CPUs of the ranks
   bool told_no_pulse = false;     // a warning has said that ranks cannot be watched
 
   // Identifies the job to the run folder.
@@ -97,7 +96,7 @@ class Attempt {
   bool one_output(const RankProcess& c) const;
   int output(int stream, const RankProcess& c);
   std::map<std::string, std::string> environment_of(const RankProcess& c) const;
-  void tell_binding();
+  std::vector<CpuList> bind_ranks();
   void start(int local_rank);
   void pump(const std::vector<pollfd>& fds);
   void on_signal(int signal);

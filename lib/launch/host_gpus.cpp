@@ -47,7 +47,7 @@ std::vector<std::string> visible_gpus() {
 }
 
 // CUDA uses the devices of the list up to the first that does not exist. A device may be named by
-// its UUID, which the driver's files do not have.
+// its UUID, which `names` do not have.
 std::vector<std::string> gpus_chosen_by(const std::string& visible_devices,
                                         const std::vector<std::string>& names) {
   std::vector<std::string> chosen;

@@ -1,6 +1,7 @@
 #include "launch/numa_binding.h"
 
 #include <sched.h>
+#include <unistd.h>
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
@@ -16,6 +17,7 @@
 
 #include "base/error.h"
 #include "base/strings.h"
+#include "base/usable_cores.h"
 
 namespace mtrain::launch {
 
@@ -94,27 +96,104 @@ std::map<int, int> node_of_each_cpu(const fs::path& root) {
   return nodes;
 }
 
-// Returns the nodes of the GPUs, in the order of their addresses on the bus.
-std::vector<int> nodes_of_gpus(const fs::path& root) {
-  std::vector<int> nodes;
-  for (const std::string& address : entry_names(root / "proc/driver/nvidia/gpus"))
-    // A system with one node has -1 there.
-    nodes.push_back(
-        std::max(0, file_number(root / "sys/bus/pci/devices" / address / "numa_node").value_or(0)));
-  return nodes;
+struct Gpu {
+  std::string address, uuid;
+  std::optional<int> node;
+};
+
+// Returns the value of a line "<name>: <value>" of the driver's file about a GPU; "" without one.
+std::string driver_value(const fs::path& information, std::string_view name) {
+  std::ifstream file(information);
+  for (std::string line; std::getline(file, line);)
+    if (line.starts_with(name) && line.size() > name.size() && line[name.size()] == ':')
+      return std::string(trim(std::string_view(line).substr(name.size() + 1)));
+  return "";
 }
 
-// CUDA uses the devices of the list up to the first that does not exist. The nodes of devices that
-// are named by their UUID are unknown.
-std::vector<int> nodes_chosen_by(const std::string& visible_devices, const std::vector<int>& all) {
-  std::vector<int> chosen;
+// Returns the GPUs that this process may use, in the order of their addresses on the bus. A
+// container's driver also lists GPUs that the container may not open. CUDA does not count those.
+std::vector<Gpu> usable_gpus(const fs::path& root, bool has_one_node) {
+  std::vector<Gpu> gpus;
+  const fs::path folder = root / "proc/driver/nvidia/gpus";
+  for (const std::string& address : entry_names(folder)) {
+    const fs::path information = folder / address / "information";
+    const std::string minor = driver_value(information, "Device Minor");
+    // access() also asks the device cgroup, and does not start the GPU as open() would.
+    if (!minor.empty() && access((root / ("dev/nvidia" + minor)).c_str(), R_OK | W_OK) != 0)
+      continue;
+    auto node = file_number(root / "sys/bus/pci/devices" / address / "numa_node");
+    if (!node || *node < 0) node = has_one_node ? std::optional(0) : std::nullopt;
+    gpus.push_back(
+        {.address = address, .uuid = driver_value(information, "GPU UUID"), .node = node});
+  }
+  return gpus;
+}
+
+// Whether this process may use a GPU that the driver does not list.
+bool has_device_file(const fs::path& root) {
+  return std::ranges::any_of(entry_names(root / "dev"), [&](const std::string& name) {
+    return number_after("nvidia", name) && access((root / "dev" / name).c_str(), R_OK | W_OK) == 0;
+  });
+}
+
+// Like CUDA, accepts the first characters of a UUID if no other GPU has them. Null: no such GPU.
+const Gpu* gpu_with_uuid(const std::vector<Gpu>& gpus, std::string_view prefix) {
+  const auto matches = [&](const Gpu& gpu) { return gpu.uuid.starts_with(prefix); };
+  return std::ranges::count_if(gpus, matches) == 1 ? &*std::ranges::find_if(gpus, matches)
+                                                   : nullptr;
+}
+
+// The GPUs that ranks use, in the order of local ranks, up to the first that is unknown.
+struct ChosenGpus {
+  std::vector<const Gpu*> gpus;
+  std::string unknown;  // why; empty: all are known
+};
+
+// CUDA uses the devices of the list up to the first that does not exist.
+ChosenGpus gpus_chosen_by(const std::string& visible_devices, const std::vector<Gpu>& all) {
+  ChosenGpus chosen;
   for (const std::string& word : split(visible_devices, ',')) {
-    const auto index = whole_number(trim(word));
-    if (!index) return {};
-    if (*index < 0 || size_t(*index) >= all.size()) break;
-    chosen.push_back(all[size_t(*index)]);
+    const std::string_view device = trim(word);
+    const auto index = whole_number(device);
+    const Gpu* named = nullptr;
+    if (index && *index >= 0 && size_t(*index) < all.size()) named = &all[size_t(*index)];
+    if (device.starts_with("GPU-")) named = gpu_with_uuid(all, device);
+    if (!named) {
+      if (device.starts_with("GPU-") || device.starts_with("MIG-"))
+        chosen.unknown = fmt::format(
+            "CUDA_VISIBLE_DEVICES names {}, which is not the UUID of one of the {} "
+            "GPU{} that the driver lists",
+            device, all.size(), all.size() == 1 ? "" : "s");
+      break;
+    }
+    chosen.gpus.push_back(named);
   }
   return chosen;
+}
+
+// Finds the nodes of the GPUs of local ranks.
+void find_gpu_nodes(HostCpus& host, const std::optional<std::string>& visible_devices,
+                    const fs::path& root, bool has_one_node) {
+  const std::vector<Gpu> all = usable_gpus(root, has_one_node);
+  const bool none_visible = visible_devices && trim(*visible_devices).empty();
+  if (all.empty() && !none_visible && has_device_file(root)) {
+    host.unknown_gpu = "/proc/driver/nvidia/gpus does not list them";
+    return;
+  }
+  ChosenGpus chosen;
+  if (visible_devices)
+    chosen = gpus_chosen_by(*visible_devices, all);
+  else
+    for (const Gpu& gpu : all) chosen.gpus.push_back(&gpu);
+  host.unknown_gpu = chosen.unknown;
+  for (const Gpu* gpu : chosen.gpus) {
+    if (!gpu->node) {
+      host.unknown_gpu =
+          fmt::format("the system does not report the NUMA node of GPU {}", gpu->address);
+      return;
+    }
+    host.gpu_nodes.push_back(*gpu->node);
+  }
 }
 
 std::vector<Cpu> cpus_of_node(const HostCpus& host, int node) {
@@ -130,16 +209,36 @@ CpuList numbers_of(const std::vector<Cpu>& cpus) {
   return numbers;
 }
 
+// Returns how many ranks each node gets. The next rank goes to the node that then has most cores
+// for each of its ranks. If fewer ranks are left than such nodes, every second or third node gets
+// one: two ranks on four nodes are then on two sockets.
+std::map<int, int> ranks_of_nodes(const HostCpus& host, int ranks) {
+  std::map<int, std::set<int>> cores;
+  for (const Cpu& c : host.cpus) cores[c.node].insert(c.core);
+  MT_CHECK(!cores.empty(), "a process without a CPU");
+  std::map<int, int> counts;
+  for (int left = ranks; left > 0;) {
+    double most = 0;
+    std::vector<int> best;
+    for (const auto& [node, own] : cores) {
+      const double share = double(own.size()) / (counts[node] + 1);
+      if (share > most) best.clear();
+      if (share >= most) best.push_back(node);
+      most = std::max(most, share);
+    }
+    const int given = std::min(left, int(best.size()));
+    for (int i = 0; i < given; ++i) ++counts[best[size_t(i) * best.size() / size_t(given)]];
+    left -= given;
+  }
+  return counts;
+}
+
 std::vector<int> nodes_of_ranks(const HostCpus& host, int ranks) {
   if (host.gpu_nodes.size() >= size_t(ranks))
     return {host.gpu_nodes.begin(), host.gpu_nodes.begin() + ranks};
-  std::set<int> distinct;
-  for (const Cpu& c : host.cpus) distinct.insert(c.node);
-  MT_CHECK(!distinct.empty(), "a process without a CPU");
-  const std::vector<int> all(distinct.begin(), distinct.end());
   std::vector<int> nodes;
-  for (int rank = 0; rank < ranks; ++rank)
-    nodes.push_back(all[size_t(rank) * all.size() / size_t(ranks)]);
+  for (const auto& [node, count] : ranks_of_nodes(host, ranks))
+    nodes.insert(nodes.end(), size_t(count), node);
   return nodes;
 }
 
@@ -216,7 +315,8 @@ CpuList allowed_cpus() {
   return allowed;
 }
 
-HostCpus read_host_cpus(const CpuList& allowed, const char* visible_devices, const fs::path& root) {
+HostCpus read_host_cpus(const CpuList& allowed, const std::optional<std::string>& visible_devices,
+                        const fs::path& root) {
   HostCpus host;
   const std::map<int, int> nodes = node_of_each_cpu(root);
   for (const int n : allowed) {
@@ -228,8 +328,9 @@ HostCpus read_host_cpus(const CpuList& allowed, const char* visible_devices, con
                          .core = lowest_or(file_list(cpu / "topology/thread_siblings_list"), n),
                          .cache = largest_cache(cpu)});
   }
-  host.gpu_nodes = nodes_of_gpus(root);
-  if (visible_devices) host.gpu_nodes = nodes_chosen_by(visible_devices, host.gpu_nodes);
+  const bool has_one_node = std::ranges::all_of(
+      nodes, [&](const auto& entry) { return entry.second == nodes.begin()->second; });
+  find_gpu_nodes(host, visible_devices, root, has_one_node);
   return host;
 }
 
@@ -265,6 +366,23 @@ int threads_of_rank(const std::vector<CpuList>& cpus, int local_rank) {
   return std::max(1, int(own.size()) / int(std::ranges::count(cpus, own)));
 }
 
+std::string unknown_gpus_text(const HostCpus& host, int ranks) {
+  const size_t known = host.gpu_nodes.size();
+  if (known >= size_t(ranks) || (known == 0 && host.unknown_gpu.empty())) return "";
+  const std::string why = !host.unknown_gpu.empty()
+                              ? host.unknown_gpu
+                              : fmt::format("this host has {} visible GPU{} for {} ranks", known,
+                                            known == 1 ? "" : "s", ranks);
+  return fmt::format(
+      "--numa_binding cannot follow the GPUs: {}; ranks are divided over the NUMA "
+      "nodes in proportion to their cores",
+      why);
+}
+
+std::string cpus_text(const CpuList& cpus) {
+  return fmt::format("CPU{} {}", cpus.size() == 1 ? "" : "s", ranges_of(cpus));
+}
+
 std::string binding_text(const std::vector<CpuList>& cpus, int first_rank) {
   std::vector<std::string> parts;
   for (size_t i = 0; i < cpus.size();) {
@@ -273,8 +391,7 @@ std::string binding_text(const std::vector<CpuList>& cpus, int first_rank) {
     const int first = first_rank + int(i), last = first_rank + int(end) - 1;
     const std::string ranks =
         first == last ? fmt::format("rank {}", first) : fmt::format("ranks {}-{}", first, last);
-    parts.push_back(
-        fmt::format("{} on CPU{} {}", ranks, cpus[i].size() == 1 ? "" : "s", ranges_of(cpus[i])));
+    parts.push_back(fmt::format("{} on {}", ranks, cpus_text(cpus[i])));
     i = end;
   }
   return fmt::format("{}", fmt::join(parts, ", "));
@@ -283,7 +400,8 @@ std::string binding_text(const std::vector<CpuList>& cpus, int first_rank) {
 std::optional<int> threads_if_bound() {
   const char* text = std::getenv(kThreadsVariable);
   const auto threads = text ? whole_number(text) : std::nullopt;
-  return threads && *threads > 0 ? threads : std::nullopt;
+  if (!threads || *threads < 1) return std::nullopt;
+  return std::min(*threads, usable_cores());
 }
 
 }  // namespace mtrain::launch

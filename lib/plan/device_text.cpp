@@ -28,6 +28,8 @@ std::string fullest_ranks(const RunPlan& plan) {
 
 }  // namespace
 
+bool uses_gpus(const RunPlan& plan) { return plan.device.kind == DeviceKind::cuda; }
+
 bool MemoryDemand::fits() const { return !known() || bytes <= kUsableMemory * memory; }
 
 MemoryDemand memory_demand(const Recipe& r, const RunPlan& plan) {

@@ -10,6 +10,8 @@ namespace mtrain::plan {
 // Returns a phrase such as "h100 for each rank (hardware.gpu), 8 in a node" or "CPU, 4 threads for
 // each rank".
 std::string device_text(const Recipe& recipe, const RunPlan& plan);
+// Whether each rank computes on a GPU.
+bool uses_gpus(const RunPlan& plan);
 
 // The bytes that a plan needs, and the bytes of the memory that it must fit.
 struct MemoryDemand {

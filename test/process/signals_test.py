@@ -6,6 +6,8 @@
 MTRAIN_SIGNAL_PAIRS is the number of random pairs of signals to trainings; 6 by default, 200 in the nightly tests.
 """
 import concurrent.futures
+import ctypes
+import errno
 import glob
 import json
 import os
@@ -17,6 +19,7 @@ import select
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -27,6 +30,8 @@ PAIRS = int(os.environ.get("MTRAIN_SIGNAL_PAIRS", "6"))
 SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2]
 WORK = pathlib.Path(tempfile.mkdtemp())
 ENVIRONMENT = {**os.environ, "TMPDIR": str(WORK / "tmp")}
+# The launcher does not know whether other programs than mtrain use GPUs. It would bind them near the GPUs of this machine.
+NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 # A step takes a tenth of a second, since the emulated link is slow; it takes no time of the CPU.
 RECIPE = """
 model: {num_layers: 1, hidden_size: 32, num_attention_heads: 2}
@@ -528,9 +533,9 @@ def test_options_and_variables_of_torchrun():
         (["--nnodes=2", "--rdzv_backend=c10d", "--rdzv_endpoint=localhost0:29920"], {}, 2, "hosts do not number themselves"),
         (["--rdzv_conf=no_such=1"], {}, 2, "there is no key no_such"),
         (["-m"], {}, 2, "Python"),
-        (["--numa-binding=node"], {}, 0, r"binding: rank 0 on CPUs? \d"),
-        (["--numa_binding=socket"], {}, 0, r"binding: rank 0 on CPUs? \d"),
-        ([], {"PET_NUMA_BINDING": "core-complex"}, 0, r"binding: rank 0 on CPUs? \d"),
+        (["--numa-binding=node"], NO_GPU, 0, r"binding: rank 0 on CPUs? \d"),
+        (["--numa_binding=socket"], NO_GPU, 0, r"binding: rank 0 on CPUs? \d"),
+        ([], {**NO_GPU, "PET_NUMA_BINDING": "core-complex"}, 0, r"binding: rank 0 on CPUs? \d"),
         (["--numa-binding=nodes"], {}, 2, "expected one of node, socket, exclusive, core-complex(.|\n)*write --numa_binding node"),
         (["--signals-to-handle=SIGTERM", "--master_addr=[::1]", "--master_port=29922"], {}, 0,
          "signals_to_handle has no effect(.|\n)*0/1 at ::1:29922"),
@@ -562,6 +567,10 @@ def cpus_in(text):
     return [cpu for ends in ranges for cpu in range(int(ends[0]), int(ends[-1]) + 1)]
 
 
+def mode_for_two_ranks():
+    return "exclusive" if len(cores()) > 1 else "node"
+
+
 # Prints the CPUs and the number of threads of a rank.
 SHOW_CPUS = ("bash", "-c", 'echo "rank=$RANK cpus=$(sed -n s/Cpus_allowed_list:.//p /proc/self/status) threads=$OMP_NUM_THREADS."')
 
@@ -572,12 +581,13 @@ def bound_ranks(job):
     return {int(rank): (cpus_in(cpus), int(threads)) for rank, cpus, threads in found}
 
 
+def use(cpus):
+    """Options of a job that may use these CPUs."""
+    return {"preexec_fn": lambda: os.sched_setaffinity(0, cpus), "env": NO_GPU}
+
+
 def test_ranks_are_bound_to_cpus():
     usable = sorted(os.sched_getaffinity(0))
-
-    def use(cpus):
-        return {"preexec_fn": lambda: os.sched_setaffinity(0, cpus)}
-
     # Of one node and one core, whatever this machine has: ranks may share it, but not exclusively.
     own = cores()[-1]
     for mode in ("node", "socket", "core-complex"):
@@ -612,22 +622,88 @@ def test_a_bound_training_has_the_losses_of_an_unbound_one():
     def losses(name, *options):
         job = train(name, "train.steps=3", "train.threads=0", launch=options)
         job.ends(0, 30)
+        if options:
+            job.says(r"binding: ranks? 0.* on CPUs? \d")
         with open(WORK / name / "metrics.jsonl", encoding="utf-8") as lines:
             return [line["loss"] for line in map(json.loads, lines) if "loss" in line]
 
-    mode = "exclusive" if len(cores()) > 1 else "node"
-    bound = losses("bound", f"--numa_binding={mode}")
+    bound = losses("bound", f"--numa_binding={mode_for_two_ranks()}")
     expect(len(bound) == 3 and bound == losses("unbound"), f"binding changes losses: {bound}")
 
 
 def test_a_bound_rank_has_the_threads_that_the_launcher_names():
-    cache = WORK / "cache"
-    subprocess.run([MTRAIN, "--recipe", WORK / "r.yaml", f"train.run_dir={WORK / 'threads'}", "train.steps=2", "train.threads=0"],
-                   check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                   env={**ENVIRONMENT, "MTRAIN_BOUND_THREADS": "3", "XDG_CACHE_HOME": str(cache)})
-    # The measured peak is kept by the number of threads.
-    peaks = "".join(path.read_text() for path in cache.rglob("cpu_peaks"))
-    expect(f"3 threads on {len(os.sched_getaffinity(0))} CPUs" in peaks, f"other threads: {peaks}")
+    """A rank never has more threads than CPUs: the variable may be that of a rank that has started this program."""
+    cpus = len(os.sched_getaffinity(0))
+    for named, threads in (1, 1), (cpus + 3, cpus):
+        cache = WORK / f"cache{named}"
+        subprocess.run([MTRAIN, "--recipe", WORK / "r.yaml", f"train.run_dir={WORK}/threads{named}", "train.steps=2", "train.threads=0"],
+                       check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                       env={**ENVIRONMENT, "MTRAIN_BOUND_THREADS": str(named), "XDG_CACHE_HOME": str(cache)})
+        # The measured peak is kept by the number of threads.
+        peaks = "".join(path.read_text() for path in cache.rglob("cpu_peaks"))
+        expect(f" {threads} threads on {cpus} CPUs" in peaks, f"other threads than {threads}: {peaks}")
+
+
+# Prints what a launcher passes to ranks that it binds.
+SHOW_VARIABLES = ("bash", "-c", 'echo "threads=$MTRAIN_BOUND_THREADS cores=$MTRAIN_HOST_CORES."')
+
+
+def test_a_launcher_in_a_bound_rank_does_not_pass_on_its_variables():
+    job = Job("--numa_binding=node", "--nproc_per_node=1", *SHOW_VARIABLES, env=NO_GPU)
+    job.ends(0, 10)
+    cpus = len(os.sched_getaffinity(0))
+    job.says(rf"threads=\d+ cores={cpus}\.")
+    job = Job("--numa_binding=node", "--nproc_per_node=1", LAUNCH, "--nproc_per_node=1", *SHOW_VARIABLES, env=NO_GPU)
+    job.ends(0, 10)
+    job.says(r"threads= cores=\.")
+
+
+# The first start leaves the launcher with the CPUs of its last argument, and fails.
+LEAVE_CPUS = """
+import os, sys
+if os.environ["MTRAIN_RESTART_COUNT"] == "0":
+    os.sched_setaffinity(int(os.environ["MTRAIN_LAUNCHER_PID"]), [int(cpu) for cpu in sys.argv[1].split(",")])
+    sys.exit(1)
+os.execvp("bash", sys.argv[2:])
+"""
+
+
+def test_a_restart_reads_the_usable_cpus_again():
+    if len(cores()) == 1:
+        return
+    first, second = cores()[:2]
+    ranks = (sys.executable, "-c", LEAVE_CPUS, ",".join(map(str, second)), *SHOW_CPUS)
+    job = Job("--numa_binding=exclusive", "--nproc_per_node=1", "--max_restarts=1", *ranks, **use(first + second))
+    job.ends(0, 20)
+    expect(bound_ranks(job) == {0: (second, len(second))}, job.output())
+    expect(len(re.findall(r"binding: rank 0 on CPU", job.output())) == 2, job.output())
+    # One core is left for two ranks.
+    job = Job("--numa_binding=exclusive", "--nproc_per_node=2", "--max_restarts=1", *ranks, **use(first + second))
+    job.ends(0, 20)
+    job.says("warning: --numa_binding=exclusive: 2 ranks need a core each.*; the ranks are not bound")
+    expect(bound_ranks(job) == dict.fromkeys((0, 1), (second, max(1, len(second) // 2))), job.output())
+
+
+def forbid_binding():
+    """Makes sched_setaffinity fail with EPERM in this process, and in those that it starts."""
+    call = {"x86_64": 203, "aarch64": 122}[os.uname().machine]
+    load_call, equals, result = 0x20, 0x15, 0x06  # of BPF
+    failure, allowed, no_new_privileges, set_seccomp, with_filter = 0x50000, 0x7FFF0000, 38, 22, 2
+    code = b"".join(struct.pack("HBBI", *line) for line in [
+        (load_call, 0, 0, 0), (equals, 0, 1, call), (result, 0, 0, failure | errno.EPERM), (result, 0, 0, allowed)])
+    kept = ctypes.create_string_buffer(code)
+    program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(kept)))
+    for words in (no_new_privileges, 1, 0, 0, 0), (set_seccomp, with_filter, program, 0, 0):
+        if ctypes.CDLL(None, use_errno=True).prctl(*words) != 0:
+            raise OSError(ctypes.get_errno(), "prctl")
+
+
+def test_a_rank_that_cannot_be_bound_is_named_and_restarted():
+    job = Job("--numa_binding=node", "--nproc_per_node=1", "--max_restarts=1", *SHOW_CPUS, preexec_fn=forbid_binding, env=NO_GPU)
+    job.ends(1, 20)
+    job.says(r"restarting all ranks \(1 of 1\)")
+    errors = re.findall(r"rank 0 cannot be bound to CPUs? [\d,-]+: Operation not permitted", job.output())
+    expect(len(errors) == 2 and not bound_ranks(job), job.output())
 
 
 def test_one_rank_under_the_launcher_trains():

@@ -8,6 +8,8 @@
 #include <fmt/core.h>
 
 #include "base/error.h"
+#include "base/usable_cores.h"
+#include "launch/agent.h"
 #include "launch/numa_binding.h"
 #include "test/support/environment.h"
 #include "test/support/temporary_folder.h"
@@ -52,18 +54,22 @@ struct Host : TemporaryFolder {
     file(folder / "type", type);
     file(folder / "shared_cpu_list", cpus);
   }
-  void gpu(const std::string& address, int node) const {
-    fs::create_directories(path / "proc/driver/nvidia/gpus" / address);
+  static fs::path device(int minor) { return fmt::format("dev/nvidia{}", minor); }
+  void gpu(const std::string& address, int node, int minor, const std::string& uuid) const {
+    file(fs::path("proc/driver/nvidia/gpus") / address / "information",
+         fmt::format("Model: \t\t NVIDIA H100\nGPU UUID: \t {}\nDevice Minor: \t {}", uuid, minor));
     file(fs::path("sys/bus/pci/devices") / address / "numa_node", std::to_string(node));
+    file(device(minor), "");
   }
-  HostCpus read(const CpuList& allowed, const char* visible_devices = nullptr) const {
+  HostCpus read(const CpuList& allowed,
+                const std::optional<std::string>& visible_devices = std::nullopt) const {
     return read_host_cpus(allowed, visible_devices, path);
   }
 };
 
 // Two sockets with two nodes each, and 4 cores with two CPUs each in a node: CPU n and CPU n + 16
 // share a core, and two cores share an L3 cache. Two GPUs are on each node; the first addresses on
-// the bus are those of node 3.
+// the bus are those of node 3. GPU n has the minor number 7 - n and the UUID "GPU-n0000000-...".
 struct LargeHost : Host {
   LargeHost() {
     for (int n = 0; n < 4; ++n)
@@ -80,7 +86,9 @@ struct LargeHost : Host {
     }
   }
   void gpus() const {
-    for (int n = 0; n < 8; ++n) gpu(fmt::format("0000:{:x}0:00.0", n + 1), 3 - n / 2);
+    for (int n = 0; n < 8; ++n)
+      gpu(fmt::format("0000:{:x}0:00.0", n + 1), 3 - n / 2, 7 - n,
+          fmt::format("GPU-{}0000000-d72c-4106-c12f-20bd9faed9f6", n));
   }
 };
 
@@ -153,25 +161,101 @@ TEST_CASE("CUDA_VISIBLE_DEVICES chooses the GPUs of ranks by their numbers") {
   const LargeHost host;
   host.gpus();
   const auto nodes = [&](const char* visible) {
-    return host.read(from_to(0, 31), visible).gpu_nodes;
+    const HostCpus read = host.read(from_to(0, 31), visible);
+    CHECK(read.unknown_gpu == "");
+    return read.gpu_nodes;
   };
   CHECK(nodes("6, 0,2") == std::vector<int>{0, 3, 2});
   CHECK(nodes("4,8,0") == std::vector<int>{1});  // CUDA stops at the first that does not exist
   CHECK(nodes("-1").empty());
   CHECK(nodes("").empty());
-  CHECK(nodes("GPU-8932f937-d72c-4106-c12f-20bd9faed9f6").empty());
-  CHECK(nodes("0,GPU-8932f937").empty());
+  CHECK(nodes("NoDevFiles").empty());
   const HostCpus cpus = host.read(from_to(0, 31), "6,0");
   CHECK(cpus_of_ranks(cpus, NumaBinding::node, 2) ==
         Lists{node_of_large_host(0), node_of_large_host(3)});
 }
 
-TEST_CASE("a GPU without a node is on node 0") {
+TEST_CASE("CUDA_VISIBLE_DEVICES chooses the GPUs of ranks by their UUIDs") {
   const LargeHost host;
-  host.gpu("0000:10:00.0", -1);
-  const HostCpus cpus = host.read(from_to(0, 31));
+  host.gpus();
+  host.gpu("0000:90:00.0", 0, 8, "GPU-6f000000-d72c-4106-c12f-20bd9faed9f6");
+  const auto read = [&](const char* visible) { return host.read(from_to(0, 31), visible); };
+  const HostCpus known = read("GPU-60000000-d72c-4106-c12f-20bd9faed9f6, 0,GPU-2");
+  CHECK(known.gpu_nodes == std::vector<int>{0, 3, 2});
+  CHECK(known.unknown_gpu == "");
+  CHECK(unknown_gpus_text(known, 3) == "");
+  for (const char* device : {"GPU-a", "GPU-6", "MIG-40000000-d72c-4106-c12f-20bd9faed9f6"}) {
+    const HostCpus unknown = read(fmt::format("0,4,{},2", device).c_str());
+    CHECK(unknown.gpu_nodes == std::vector<int>{3, 1});
+    CHECK(unknown_gpus_text(unknown, 2) == "");  // the GPUs of both ranks are known
+    CHECK_THAT(unknown_gpus_text(unknown, 4),
+               Contains(fmt::format("CUDA_VISIBLE_DEVICES names {}, which", device)) &&
+                   Contains("of the 9 GPUs that the driver lists; ranks are divided over the NUMA "
+                            "nodes in proportion to their cores"));
+    CHECK(cpus_of_ranks(unknown, NumaBinding::node, 4) ==
+          cpus_of_ranks(read(""), NumaBinding::node, 4));
+  }
+}
+
+TEST_CASE("GPUs that the process may not open have no number") {
+  const LargeHost host;
+  host.gpus();
+  for (const int n : {0, 1, 4}) fs::remove(host.path / Host::device(7 - n));
+  CHECK(host.read(from_to(0, 31)).gpu_nodes == std::vector<int>{2, 2, 1, 0, 0});
+  CHECK(host.read(from_to(0, 31), "2,0,5").gpu_nodes == std::vector<int>{1, 2});
+  CHECK(host.read(from_to(0, 31), "GPU-0").gpu_nodes.empty());
+}
+
+TEST_CASE("a warning explains why the nodes of GPUs are unknown") {
+  const LargeHost host;
+  SECTION("no GPU: no warning") {
+    CHECK(unknown_gpus_text(host.read(from_to(0, 31)), 2) == "");
+    CHECK(unknown_gpus_text(host.read(from_to(0, 31), "0"), 2) == "");
+  }
+  SECTION("fewer GPUs than ranks") {
+    host.gpus();
+    CHECK_THAT(unknown_gpus_text(host.read(from_to(0, 31), "3"), 2),
+               Contains("this host has 1 visible GPU for 2 ranks"));
+    CHECK(unknown_gpus_text(host.read(from_to(0, 31), ""), 2) == "");
+  }
+  SECTION("the driver has no list") {
+    host.file(Host::device(0), "");
+    CHECK_THAT(unknown_gpus_text(host.read(from_to(0, 31)), 1),
+               Contains("/proc/driver/nvidia/gpus does not list them"));
+    CHECK(unknown_gpus_text(host.read(from_to(0, 31), ""), 1) == "");
+  }
+  SECTION("the system does not report the node") {
+    host.gpu("0000:10:00.0", 2, 0, "GPU-0");
+    host.gpu("0000:20:00.0", -1, 1, "GPU-1");
+    const HostCpus cpus = host.read(from_to(0, 31));
+    CHECK(unknown_gpus_text(cpus, 1) == "");
+    CHECK_THAT(unknown_gpus_text(cpus, 2),
+               Contains("the system does not report the NUMA node of GPU 0000:20:00.0"));
+    CHECK(cpus_of_ranks(cpus, NumaBinding::node, 1) == Lists{node_of_large_host(2)});
+  }
+}
+
+TEST_CASE("on a host with one node a GPU without a node is on node 0") {
+  const Host host;
+  host.node(0, "0-3");
+  host.gpu("0000:10:00.0", -1, 0, "GPU-0");
+  const HostCpus cpus = host.read(from_to(0, 3));
   CHECK(cpus.gpu_nodes == std::vector<int>{0});
-  CHECK(cpus_of_ranks(cpus, NumaBinding::node, 1) == Lists{node_of_large_host(0)});
+  CHECK(cpus_of_ranks(cpus, NumaBinding::node, 1) == Lists{from_to(0, 3)});
+}
+
+TEST_CASE("ranks have the launcher's CUDA_VISIBLE_DEVICES, or the recipe's") {
+  AgentOptions options;
+  {
+    const Environment unset("CUDA_VISIBLE_DEVICES", nullptr);
+    CHECK(visible_devices_of_ranks(options) == std::nullopt);
+    options.environment["CUDA_VISIBLE_DEVICES"] = "6,0";
+    CHECK(visible_devices_of_ranks(options) == "6,0");
+  }
+  const Environment own("CUDA_VISIBLE_DEVICES", "1");
+  CHECK(visible_devices_of_ranks(options) == "1");
+  options.ranks_use_gpus = false;
+  CHECK(visible_devices_of_ranks(options) == "");
 }
 
 TEST_CASE("ranks without GPUs are divided evenly over the nodes, in order") {
@@ -198,6 +282,17 @@ TEST_CASE("ranks without GPUs are divided evenly over the nodes, in order") {
   CHECK(lists == Lists{node_of_large_host(0), node_of_large_host(2)});
 }
 
+TEST_CASE("nodes with more usable cores get more of the ranks without GPUs") {
+  const LargeHost host;
+  // Two cores of node 0, and all four of node 1.
+  const HostCpus cpus = host.read({0, 1, 4, 5, 6, 7, 20});
+  CHECK(cpus_of_ranks(cpus, NumaBinding::exclusive, 6) == Lists{{0}, {1}, {4, 20}, {5}, {6}, {7}});
+  CHECK(cpus_of_ranks(cpus, NumaBinding::exclusive, 3) == Lists{{0, 1}, {4, 5, 20}, {6, 7}});
+  CHECK(cpus_of_ranks(cpus, NumaBinding::node, 2) == Lists{{0, 1}, {4, 5, 6, 7, 20}});
+  CHECK_THROWS_WITH(cpus_of_ranks(cpus, NumaBinding::exclusive, 7),
+                    Contains("ranks need a core each"));
+}
+
 TEST_CASE("the first ranks get the cores that are left over") {
   const Host host;  // without any folder of /sys
   const HostCpus cpus = host.read(from_to(0, 7));
@@ -208,11 +303,10 @@ TEST_CASE("only CPUs that the process may use count") {
   const LargeHost host;
   // Node 1 has none of them; of core 8 only its second CPU is left.
   const HostCpus cpus = host.read({0, 1, 2, 10, 11, 12, 24, 27});
-  CHECK(cpus_of_ranks(cpus, NumaBinding::node, 3) == Lists{{0, 1, 2}, {10, 11, 24, 27}, {12}});
+  CHECK(cpus_of_ranks(cpus, NumaBinding::node, 3) == Lists{{0, 1, 2}, {0, 1, 2}, {10, 11, 24, 27}});
   CHECK(cpus_of_ranks(cpus, NumaBinding::socket, 2) == Lists{{0, 1, 2}, {10, 11, 12, 24, 27}});
   // Cores are in the order of their lowest CPUs, whether those are usable or not.
-  CHECK(cpus_of_ranks(cpus, NumaBinding::exclusive, 5) ==
-        Lists{{0, 1}, {2}, {10, 24}, {11, 27}, {12}});
+  CHECK(cpus_of_ranks(cpus, NumaBinding::exclusive, 5) == Lists{{0}, {1}, {2}, {10, 24}, {11, 27}});
   host.gpus();
   CHECK_THROWS_WITH(
       cpus_of_ranks(host.read({0, 1, 2, 10, 11, 12, 24, 27}), NumaBinding::node, 8),
@@ -279,8 +373,12 @@ TEST_CASE("the binding is described by ranges") {
 }
 
 TEST_CASE("a rank learns its number of threads from the launcher") {
-  for (const auto& [value, threads] :
-       {std::pair<const char*, int>{"6", 6}, {nullptr, 0}, {"", 0}, {"0", 0}, {"many", 0}}) {
+  for (const auto& [value, threads] : {std::pair<const char*, int>{"1", 1},
+                                       {"5000", usable_cores()},
+                                       {nullptr, 0},
+                                       {"", 0},
+                                       {"0", 0},
+                                       {"many", 0}}) {
     const Environment environment(kThreadsVariable, value);
     CHECK(threads_if_bound().value_or(0) == threads);
   }

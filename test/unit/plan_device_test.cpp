@@ -53,6 +53,14 @@ TEST_CASE("a dry run of more ranks than this host has cores is for GPUs") {
   CHECK(device_memory(loaded({}, kPlanned, 4)) == 0);
 }
 
+TEST_CASE("a plan says whether its ranks use GPUs") {
+  const auto on_gpus = [](const Overrides& set) {
+    return uses_gpus(make_plan(loaded(set, kPlanned), 1, 512));
+  };
+  CHECK(on_gpus({"hardware.gpu=h200"}));
+  CHECK_FALSE(on_gpus({"hardware.gpu=h200", "train.device=cpu"}));
+}
+
 TEST_CASE("a dry run says what device it is for, and whether the plan fits it") {
   const auto text = [](const Overrides& set, int64_t world) {
     const Recipe r = loaded(set, kPlanned, world);
