@@ -118,7 +118,8 @@ void add_calibrate_command(CLI::App& app) {
       ->capture_default_str();
   command
       ->add_option("--threads", o->job.threads,
-                   "threads of a rank on a CPU; default: the host's cores divided by its ranks")
+                   "threads of a rank on a CPU; default: the host's cores divided by its ranks, or "
+                   "the cores to which mtrain-launch binds the rank")
       ->check(integer_from(int64_t{1}, int64_t{1024}).description(""));
   command->add_option("--recipe,-r", o->recipe,
                       "also measure steps of this recipe, with few of its layers");

@@ -342,6 +342,7 @@ std::map<std::string, std::string> Attempt::environment_of(const RankProcess& c)
   if (!cpus_.empty()) {
     env[kThreadsVariable] = std::to_string(threads);
     env[kHostCoresVariable] = std::to_string(usable_cores());
+    env.emplace("CUDA_DEVICE_ORDER", "PCI_BUS_ID");  // as read_host_cpus() counts GPUs
   }
   env.erase("TORCHELASTIC_USE_AGENT_STORE");  // an outer torchrun may have set it
   return env;

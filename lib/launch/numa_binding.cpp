@@ -112,7 +112,8 @@ std::string driver_value(const fs::path& information, std::string_view name) {
 
 // Returns the GPUs that this process may use, in the order of their addresses on the bus. A
 // container's driver also lists GPUs that the container may not open. CUDA does not count those.
-std::vector<Gpu> usable_gpus(const fs::path& root, bool has_one_node) {
+// The keys of `nodes` are those with CPUs. A GPU that names another one is near no CPU.
+std::vector<Gpu> usable_gpus(const fs::path& root, const std::map<int, int>& nodes) {
   std::vector<Gpu> gpus;
   const fs::path folder = root / "proc/driver/nvidia/gpus";
   for (const std::string& address : entry_names(folder)) {
@@ -122,7 +123,8 @@ std::vector<Gpu> usable_gpus(const fs::path& root, bool has_one_node) {
     if (!minor.empty() && access((root / ("dev/nvidia" + minor)).c_str(), R_OK | W_OK) != 0)
       continue;
     auto node = file_number(root / "sys/bus/pci/devices" / address / "numa_node");
-    if (!node || *node < 0) node = has_one_node ? std::optional(0) : std::nullopt;
+    if (!node || !nodes.contains(*node))
+      node = nodes.size() == 1 ? std::optional(nodes.begin()->first) : std::nullopt;
     gpus.push_back(
         {.address = address, .uuid = driver_value(information, "GPU UUID"), .node = node});
   }
@@ -173,8 +175,8 @@ ChosenGpus gpus_chosen_by(const std::string& visible_devices, const std::vector<
 
 // Finds the nodes of the GPUs of local ranks.
 void find_gpu_nodes(HostCpus& host, const std::optional<std::string>& visible_devices,
-                    const fs::path& root, bool has_one_node) {
-  const std::vector<Gpu> all = usable_gpus(root, has_one_node);
+                    const fs::path& root) {
+  const std::vector<Gpu> all = usable_gpus(root, host.socket_of_node);
   const bool none_visible = visible_devices && trim(*visible_devices).empty();
   if (all.empty() && !none_visible && has_device_file(root)) {
     host.unknown_gpu = "/proc/driver/nvidia/gpus does not list them";
@@ -242,13 +244,11 @@ std::vector<int> nodes_of_ranks(const HostCpus& host, int ranks) {
   return nodes;
 }
 
-// A node belongs to the socket of its first CPU.
-CpuList cpus_of_socket(const HostCpus& host, int socket) {
-  std::map<int, int> sockets;
-  for (const Cpu& c : host.cpus) sockets.emplace(c.node, c.socket);
+CpuList cpus_of_socket(const HostCpus& host, int node) {
+  const int socket = host.socket_of_node.at(node);
   CpuList numbers;
   for (const Cpu& c : host.cpus)
-    if (sockets[c.node] == socket) numbers.push_back(c.number);
+    if (host.socket_of_node.at(c.node) == socket) numbers.push_back(c.number);
   return numbers;
 }
 
@@ -319,18 +319,25 @@ HostCpus read_host_cpus(const CpuList& allowed, const std::optional<std::string>
                         const fs::path& root) {
   HostCpus host;
   const std::map<int, int> nodes = node_of_each_cpu(root);
+  const auto folder_of = [&](int cpu) {
+    return root / fmt::format("sys/devices/system/cpu/cpu{}", cpu);
+  };
+  const auto socket_of = [&](int cpu) {
+    return file_number(folder_of(cpu) / "topology/physical_package_id").value_or(0);
+  };
+  for (const auto& [cpu, node] : nodes)
+    if (!host.socket_of_node.contains(node)) host.socket_of_node[node] = socket_of(cpu);
   for (const int n : allowed) {
-    const fs::path cpu = root / fmt::format("sys/devices/system/cpu/cpu{}", n);
-    const auto node = nodes.find(n);
+    const fs::path cpu = folder_of(n);
+    const auto found = nodes.find(n);
+    const int node = found == nodes.end() ? 0 : found->second;
+    host.socket_of_node.emplace(node, socket_of(n));
     host.cpus.push_back({.number = n,
-                         .node = node == nodes.end() ? 0 : node->second,
-                         .socket = file_number(cpu / "topology/physical_package_id").value_or(0),
+                         .node = node,
                          .core = lowest_or(file_list(cpu / "topology/thread_siblings_list"), n),
                          .cache = largest_cache(cpu)});
   }
-  const bool has_one_node = std::ranges::all_of(
-      nodes, [&](const auto& entry) { return entry.second == nodes.begin()->second; });
-  find_gpu_nodes(host, visible_devices, root, has_one_node);
+  find_gpu_nodes(host, visible_devices, root);
   return host;
 }
 
@@ -341,19 +348,21 @@ std::vector<CpuList> cpus_of_ranks(const HostCpus& host, NumaBinding binding, in
   for (int rank = 0; rank < ranks; ++rank) {
     const int node = nodes[size_t(rank)];
     const std::vector<Cpu> cpus = cpus_of_node(host, node);
-    if (cpus.empty())
+    const bool whole_socket = binding == NumaBinding::socket;
+    const CpuList of_socket = whole_socket ? cpus_of_socket(host, node) : CpuList{};
+    if (whole_socket ? of_socket.empty() : cpus.empty())
       throw UserError(
           fmt::format("--numa_binding: the GPU of local rank {} is on NUMA node {}, but this "
-                      "process may use no CPU of that node",
-                      rank, node),
-          "allow CPUs of that node (taskset, or the CPU set of the container), or leave "
+                      "process may use no CPU of that {}",
+                      rank, node, whole_socket ? "node's socket" : "node"),
+          "allow CPUs there (taskset, or the CPU set of the container), or leave "
           "--numa_binding out");
     const auto of_node = size_t(std::ranges::count(nodes, node));
     const auto index = size_t(std::count(nodes.begin(), nodes.begin() + rank, node));
     switch (binding) {
       case NumaBinding::none: break;
       case NumaBinding::node: lists.push_back(numbers_of(cpus)); break;
-      case NumaBinding::socket: lists.push_back(cpus_of_socket(host, cpus[0].socket)); break;
+      case NumaBinding::socket: lists.push_back(of_socket); break;
       case NumaBinding::exclusive: lists.push_back(own_cores(cpus, node, of_node, index)); break;
       case NumaBinding::core_complex: lists.push_back(own_cache(cpus, index)); break;
     }

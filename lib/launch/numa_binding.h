@@ -2,6 +2,7 @@
 // binding: Linux places a page on the node of the CPU that first writes to it.
 #pragma once
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -17,9 +18,11 @@ struct HostCpus {
   // CPUs that share a core have the same `core`: the lowest number of them. So do those that share
   // their largest cache; -1: the system does not report caches.
   struct Cpu {
-    int number = 0, node = 0, socket = 0, core = 0, cache = -1;
+    int number = 0, node = 0, core = 0, cache = -1;
   };
   std::vector<Cpu> cpus;  // in ascending order
+  // A node's socket is that of its lowest CPU, which need not be usable.
+  std::map<int, int> socket_of_node;
   // NUMA node of the GPU of each local rank, up to the first that is unknown. Empty: the ranks use
   // no GPU, or none is known.
   std::vector<int> gpu_nodes;

@@ -11,7 +11,8 @@ namespace mtrain::predict {
 // a message when it is ready. Packets wait only for each other. Empty: no launch uses the link.
 //
 // The streams are run in the order of time, as the place of data depends on it. What computations
-// and communication cost each other beside that is left out here.
+// and communication cost each other and waits for later ranks are left out: data that are ready
+// later in a replay wait as long as here.
 std::vector<double> link_waits(const LaunchSequence& sequence, const LaunchPrices& prices);
 
 }  // namespace mtrain::predict

@@ -4,7 +4,7 @@
 
 namespace mtrain::predict {
 
-// A time in which a rank computes; for the rest of it but `share` it waits, evenly spread.
+// A time of a rank, which computes for `share` of it and waits for the rest, evenly spread.
 struct ComputingTime {
   double begin, end;
   double share = 1;

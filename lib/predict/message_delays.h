@@ -9,8 +9,8 @@
 
 namespace mtrain::predict {
 
-// The end of a message's time: what its sender works, and what follows until the receiver runs on.
-// Before, the message may wait for a link.
+// The last parts of a message's time: its sender's work, and then the time until the receiver
+// continues. Before, the message may wait for a link.
 struct MessageWork {
   double work_s = 0, after_s = 0;
 };

@@ -298,7 +298,8 @@ ReplayTimes replay_with(const std::vector<double>& waits, const std::vector<doub
   return times;
 }
 
-// Returns when a communication begins to work that runs then; before, it waits for its link.
+// Returns when the work of a communication with this span begins. A message first waits for its
+// link.
 double works_from(const LaunchPrices& prices, uint32_t launch, const ReplaySpan& span) {
   if (prices.carried[launch] > 0 && !prices.works_after[launch]) return span.begin;
   return span.end - own_seconds(prices, launch);

@@ -148,7 +148,7 @@ double squared_errors(const plan::LinkTimes& link, const std::vector<LinkPoint>&
 }
 
 // Whether the times show what computations beside them cost: some have many, and others few. Sizes
-// that are alike show it only if each has both, since nothing else tells their line.
+// that are alike show it only if each has both, since nothing else determines their line.
 bool shows_beside(const std::vector<LinkPoint>& points) {
   const auto beside = [](const LinkPoint& p) { return p.beside > 0.5; };
   const auto has_both = [&](const LinkPoint& p) {

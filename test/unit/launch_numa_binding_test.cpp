@@ -106,7 +106,7 @@ TEST_CASE("the place of each CPU is read from the system") {
   const HostCpus::Cpu& c = cpus.cpus[27];
   CHECK(c.number == 27);
   CHECK(c.node == 2);
-  CHECK(c.socket == 1);
+  CHECK(cpus.socket_of_node.at(2) == 1);
   CHECK(c.core == 11);
   CHECK(c.cache == 10);
   CHECK(cpus.gpu_nodes == std::vector<int>{3, 3, 2, 2, 1, 1, 0, 0});
@@ -235,13 +235,30 @@ TEST_CASE("a warning explains why the nodes of GPUs are unknown") {
   }
 }
 
-TEST_CASE("on a host with one node a GPU without a node is on node 0") {
+TEST_CASE("on a host whose CPUs are all on one node, all GPUs are on it") {
   const Host host;
-  host.node(0, "0-3");
   host.gpu("0000:10:00.0", -1, 0, "GPU-0");
-  const HostCpus cpus = host.read(from_to(0, 3));
-  CHECK(cpus.gpu_nodes == std::vector<int>{0});
-  CHECK(cpus_of_ranks(cpus, NumaBinding::node, 1) == Lists{from_to(0, 3)});
+  host.gpu("0000:20:00.0", 1, 1, "GPU-1");
+  SECTION("without a description of nodes") {
+    CHECK(host.read(from_to(0, 3)).gpu_nodes == std::vector<int>{0, 0});
+  }
+  SECTION("beside a node that has memory alone") {
+    host.node(1, "");
+    host.node(2, "0-3");
+    const HostCpus cpus = host.read(from_to(0, 3));
+    CHECK(cpus.gpu_nodes == std::vector<int>{2, 2});
+    CHECK(cpus_of_ranks(cpus, NumaBinding::node, 2) == Lists{from_to(0, 3), from_to(0, 3)});
+  }
+}
+
+TEST_CASE("the nearest CPUs of a GPU on a node without any are unknown") {
+  const LargeHost host;
+  host.node(4, "");
+  host.gpu("0000:10:00.0", 4, 0, "GPU-0");
+  const HostCpus cpus = host.read(from_to(0, 31));
+  CHECK(cpus.gpu_nodes.empty());
+  CHECK_THAT(unknown_gpus_text(cpus, 1), Contains("GPU 0000:10:00.0"));
+  CHECK(cpus_of_ranks(cpus, NumaBinding::node, 1) == Lists{node_of_large_host(0)});
 }
 
 TEST_CASE("ranks have the launcher's CUDA_VISIBLE_DEVICES, or the recipe's") {
@@ -311,6 +328,14 @@ TEST_CASE("only CPUs that the process may use count") {
   CHECK_THROWS_WITH(
       cpus_of_ranks(host.read({0, 1, 2, 10, 11, 12, 24, 27}), NumaBinding::node, 8),
       Contains("the GPU of local rank 4 is on NUMA node 1") && Contains("no CPU of that node"));
+  // A socket has CPUs even if those of the GPU's own node are not usable.
+  CHECK(cpus_of_ranks(host.read({8, 9, 24}), NumaBinding::socket, 2) ==
+        Lists{{8, 9, 24}, {8, 9, 24}});
+  CHECK_THROWS_WITH(
+      cpus_of_ranks(host.read({0, 8}), NumaBinding::node, 1),
+      Contains("the GPU of local rank 0 is on NUMA node 3") && Contains("no CPU of that node"));
+  CHECK_THROWS_WITH(cpus_of_ranks(host.read({0, 1}), NumaBinding::socket, 1),
+                    Contains("no CPU of that node's socket"));
 }
 
 TEST_CASE("the cache of which most CPUs are usable comes first, and ranks may share one") {
