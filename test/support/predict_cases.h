@@ -7,6 +7,7 @@
 #include <fmt/ranges.h>
 
 #include "interchange/model_source.h"
+#include "plan/cluster.h"
 #include "plan/load_recipe.h"
 #include "plan/run_plan.h"
 
@@ -37,6 +38,17 @@ inline RunPlan plan_of(const Case& c, const Changes& further = {}) {
                                           diagnostics, c.ranks);
   diagnostics.throw_if_errors();
   return plan::make_plan(r, c.ranks, kVocab);
+}
+
+inline plan::Cluster cluster(int64_t domain_gpus = 4, double network_gbps = 8) {
+  Diagnostics diagnostics;
+  const plan::Cluster c = plan::read_cluster_text(
+      fmt::format("gpu: {{kind: cpu, memory_gib: 4, peak_tflops: {{fp32: 0.1, bf16: 0.1}}}}\n"
+                  "domain: {{gpus: {}, gbps: 32}}\nnetwork: {{gbps: {}}}\nnodes: 8\n",
+                  domain_gpus, network_gbps),
+      "cluster.yaml", diagnostics);
+  diagnostics.throw_if_errors();
+  return c;
 }
 
 inline Changes with_experts(const Changes& more) {
