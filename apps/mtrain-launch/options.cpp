@@ -102,9 +102,8 @@ void add_ranks_and_hosts(CLI::App& app, Words& w) {
   add(app, "numa-binding", w.numa,
       "bind each rank to CPUs. node: those of the NUMA node of its GPU; without GPUs the ranks are "
       "divided over the nodes; socket: all CPUs of the socket of that node; exclusive: cores of "
-      "the "
-      "node that no other rank has; core-complex: CPUs of the node that share their largest cache; "
-      "by default ranks are not bound")
+      "the node that no other rank has; core-complex: CPUs of the node that share their largest "
+      "cache; by default ranks are not bound")
       ->check(one_of({"node", "socket", "exclusive", "core-complex"}))
       ->group(group);
 }

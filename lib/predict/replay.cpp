@@ -305,8 +305,8 @@ double works_from(const LaunchPrices& prices, uint32_t launch, const ReplaySpan&
   return span.end - own_seconds(prices, launch);
 }
 
-// Which items of each stream are over when an item ends, because their stream or a wait orders them
-// before it.
+// Counts the items of each stream that are over when an item ends, because their stream or a wait
+// orders them before it.
 class ItemsBefore {
  public:
   explicit ItemsBefore(const LaunchSequence& sequence) : streams_(sequence.streams().size()) {

@@ -119,7 +119,7 @@ TEST_CASE("a layout follows from the sizes that the recipe gives") {
   REQUIRE(l.stages == 4);
   l = layout(4, pipeline({"distributed.pipeline.layout='Et|t*3|t*3,|tL'"}));
   REQUIRE(l.layers_of_stage == std::vector<int64_t>{1, 3, 3, 1});
-  // Where the ranks cannot share the stages of a layout evenly, no stage has layers.
+  // No stage has layers if the ranks cannot share the stages of a layout evenly.
   Recipe uneven = recipe_of(4, pipeline({"model.mtp_num_layers=1"}));
   for (const char* stages : {"Et*8mL", "Et*3|t*3|t*2mL", "Et|t|t|t|t|t*3mL"}) {
     uneven.distributed.pipeline.layout = stages;
